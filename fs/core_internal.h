@@ -1,0 +1,537 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the core share: the structs behind core.h and the calls between its rooms.
+ *
+ * Rooms
+ *   core.c       life, threads, waiting, accounting        file.c       table of files, current
+ * versions, uses version.c    life of a version                          publish.c    publishing
+ * and settling open.c       opening and closing for readers map.c        chunk slots, presence of
+ * blocks            seek.c       walking a map read.c       reading write.c      writing change.c
+ * truncate, allocate                         clone.c      sharing extents fill.c       devices to
+ * DRAM                            writeback.c  DRAM to devices commit.c     devices to index
+ * evict.c      DRAM eviction reap.c       orphans                                    evict_store.c
+ * store eviction
+ *
+ * Locks, outermost first: shard (a file's members), version, leaves (index, space, DRAM, lists,
+ * parks). A derived version may be locked before its base, never the other way round. The mutex
+ * that kv_file_lock returns belongs to the FUSE side; the core never takes it.
+ *
+ * Blocks of a version's chunks are accounted so:
+ *   DIRTY                      promised (kv_space_reserve), counted in version->reserved
+ *   DIRTY, being written back  allocated; the write-back job owns the extents
+ *   ... and written again      both: the job's extents are dropped when it ends
+ *   HOT or COLD, FRESH         allocated; the slot owns the extents until the commit
+ *   HOT or COLD, otherwise     owned by the index
+ */
+#ifndef KVFS_FS_CORE_INTERNAL_H
+#define KVFS_FS_CORE_INTERNAL_H
+
+#include <bsd/sys/queue.h>
+#include <bsd/sys/tree.h>
+#include <stdatomic.h>
+
+#include "fs/core.h"
+#include "fs/device.h"
+#include "fs/log.h"
+#include "index/index.h"
+#include "index/space.h"
+
+#define KV_SHARDS 64u
+#define KV_PARKS 64u
+#define KV_THREADS_MAX 24u
+#define KV_SEGMENT_CHUNKS 32u
+/* Longest run of chunks in one fill job or one mapped window. */
+#define KV_RUN_CHUNKS 16u
+#define KV_RING_DEPTH 64u
+/* A wait looks at least this often whether the core is being shut down. */
+#define KV_WAIT_SLICE_MS 500u
+/* How long a request waits for DRAM or for write-back that makes no progress before it gives up. */
+#define KV_PATIENCE_MS 30000u
+/* A base that waits for its own commit may itself have such a base; beyond this depth writers wait.
+ */
+#define KV_BASE_DEPTH_MAX 8u
+/* Files used within that time are the last to be evicted from the store. */
+#define KV_LEASE_NS INT64_C(10000000000)
+
+enum kv_slot_flag {
+	KV_SLOT_BUSY = 1u << 0,      /* one thread prepares or fills it; the others wait */
+	KV_SLOT_WRITEBACK = 1u << 1, /* on its way to a device */
+	KV_SLOT_REDIRTIED = 1u << 2, /* ... and changed since: the extents under way are stale */
+	KV_SLOT_FRESH = 1u << 3,     /* extents are ours until the commit */
+	KV_SLOT_SHARED = 1u << 4,    /* extents are another file's */
+	KV_SLOT_RESIDENT = 1u << 5,  /* BASE only: copied into the object */
+	KV_SLOT_FAILED = 1u << 6,    /* the last fill failed */
+	KV_SLOT_USED = 1u << 7,      /* read since the clock's hand passed */
+	KV_SLOT_BITMAP = 1u << 8,    /* DIRTY only: presence is in bitmap, else it is a prefix */
+	KV_SLOT_LOST =
+		1u << 9, /* DIRTY only: could not be written, has no promise of space any more */
+};
+
+/* One chunk. Moves in memory when its segment grows: hold the version's lock while using a pointer
+ * to it. */
+struct kv_slot {
+	unsigned state : 3;        /* enum kv_chunk_state */
+	unsigned extent_count : 9; /* HOT, COLD */
+	unsigned blocks : 9;       /* DIRTY: blocks present */
+	unsigned charge : 9; /* blocks of DRAM charged and allocated: the first ones of the chunk */
+	uint16_t pins;       /* copies under way between the object and a request */
+	uint16_t flags;      /* enum kv_slot_flag */
+	uint64_t sum;        /* HOT, COLD */
+	union {
+		struct kv_extent one;   /* extent_count == 1 */
+		struct kv_extent *many; /* extent_count > 1, malloc'ed */
+		uint64_t *bitmap;       /* KV_SLOT_BITMAP: 256 bits, malloc'ed */
+	};
+};
+static_assert(sizeof(struct kv_slot) == 32, "a slot is a resident chunk's whole overhead");
+
+struct kv_segment {
+	RB_ENTRY(kv_segment) entry;
+	uint32_t number;
+	uint32_t capacity; /* slots there are; the others are as if the segment were missing */
+	struct kv_slot slots[];
+};
+RB_HEAD(kv_segment_tree, kv_segment);
+
+/* Presence of the blocks of one chunk. */
+struct kv_bits {
+	uint64_t word[KV_CHUNK_BLOCKS / 64];
+};
+
+enum kv_version_state {
+	KV_VERSION_WRITING,
+	KV_VERSION_PUBLISHED,
+	KV_VERSION_COMMITTED,
+	KV_VERSION_FAILED,
+};
+
+enum kv_version_list {
+	KV_LIST_NONE,
+	KV_LIST_IDLE,   /* may be dropped from DRAM whole, least recently used first */
+	KV_LIST_ACTIVE, /* single chunks may be punched or written early */
+};
+
+struct kv_freed_node {
+	struct kv_freed_node *next;
+	struct kv_freed freed;
+};
+
+/* A version whose extents this one shares until its own commit. */
+struct kv_source {
+	struct kv_source *next;
+	struct kv_version *version;
+};
+
+struct kv_version {
+	_Atomic unsigned refs; /* goes down under the shard's lock only */
+	struct kv_file *file;  /* counted */
+	pthread_mutex_t lock;
+
+	/* Guarded by the shard's lock. */
+	TAILQ_ENTRY(kv_version) sibling; /* in file->versions once published */
+	struct kv_freed_node *freed;     /* space that no older version may be reading any more */
+
+	/* Guarded by the lists' lock. */
+	TAILQ_ENTRY(kv_version) lru;
+	uint8_t list; /* enum kv_version_list */
+
+	/* Guarded by the write-back queue's lock. */
+	TAILQ_ENTRY(kv_version) queued;   /* for write-back, then for the commit */
+	TAILQ_ENTRY(kv_version) inflight; /* published and not settled, in order of serial */
+	uint64_t serial;
+	bool bulky; /* written alone, not in one batch with others */
+
+	/* Guarded by the lock. */
+	uint8_t state; /* enum kv_version_state */
+	bool changed;
+	bool exclusive;  /* somebody changes size, map or state: no writer may be inside */
+	bool sealed;     /* being published: no early write-back may begin */
+	bool from_index; /* segments that are missing are in the index */
+	bool all_hot;    /* wholly in the object, all pages allocated */
+	bool hot;        /* an open that was promised that is there */
+	bool streamed;   /* an open that was not is there */
+	bool direct;     /* all opens that are there are O_DIRECT and not admitted */
+	bool exposed;    /* a client may have the object's pages mapped: never punch */
+	bool damaged;
+	bool dropped; /* settled without a commit because nobody can see it any more */
+	bool mtime_set;
+	bool ctime_set;
+	uint8_t depth; /* of uncommitted bases */
+	int error;     /* a write-back that failed */
+	unsigned opens;
+	unsigned busy;           /* pins and jobs that use the object */
+	unsigned writers;        /* writes inside */
+	unsigned jobs;           /* write-back batches inside */
+	int backing;             /* id, or 0 */
+	uint32_t base_chunks;    /* chunks below it are BASE unless a slot says otherwise */
+	uint32_t cursor;         /* of early write-back */
+	uint32_t hand;           /* of the clock that punches */
+	unsigned flush_failures; /* of the core, when the first chunk was written */
+	bool wrote;
+	uint32_t next_read; /* chunk at which a sequential reader would go on */
+	uint64_t size;
+	uint64_t number;
+	uint64_t blocks;
+	uint64_t reserved; /* blocks */
+	uint64_t dirty;    /* blocks */
+	uint64_t charged;  /* blocks */
+	uint64_t object_size;
+	uint64_t sequence; /* of the commit's operation */
+	int64_t mtime_ns;
+	int64_t ctime_ns;
+	struct kv_version *base; /* counted, until the commit */
+	struct kv_source *sources;
+	struct kv_object *object;
+	struct kv_segment_tree segments;
+};
+TAILQ_HEAD(kv_version_queue, kv_version);
+
+struct kv_file {
+	RB_ENTRY(kv_file) entry;
+	struct kv_core *core;
+	uint64_t ino;
+	pthread_mutex_t lock; /* the FUSE side's */
+	void *cookie;         /* the FUSE side's */
+	_Atomic unsigned opens;
+
+	/* Guarded by the shard's lock. */
+	unsigned refs; /* one a version among them */
+	unsigned writers;
+	unsigned inflight;                /* published versions that are not settled */
+	uint64_t generation;              /* grows when the current version changes */
+	uint64_t last_number;             /* 0: not known */
+	struct kv_version *current;       /* counted */
+	struct kv_version_queue versions; /* published ones that are alive, oldest first */
+	int64_t touched_ns;
+	int64_t noted_ns; /* last time the index was told */
+	uint32_t hits;    /* not told yet */
+	bool had_writer;
+	bool unlinked;
+	bool quarantined;
+	bool reap_queued;
+	bool reaped;
+};
+RB_HEAD(kv_file_tree, kv_file);
+
+struct kv_shard {
+	pthread_mutex_t lock;
+	struct kv_file_tree files;
+};
+
+/* Where threads sleep that wait for a change of a version or file; hashed by its address. */
+struct kv_park {
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+};
+
+struct kv_fill;
+TAILQ_HEAD(kv_fill_queue, kv_fill);
+
+struct kv_orphan {
+	STAILQ_ENTRY(kv_orphan) entry;
+	uint64_t ino;
+};
+STAILQ_HEAD(kv_orphan_queue, kv_orphan);
+
+struct kv_core {
+	struct kv_options options;
+	struct kv_store *store;
+	struct kv_index *index;
+	struct kv_space *space;
+	struct kv_devices *devices;
+	struct kv_dram *dram;
+	struct kv_stats *stats;
+	struct kv_core_hooks hooks;
+	struct kv_shard shards[KV_SHARDS];
+	struct kv_park parks[KV_PARKS];
+	uint64_t budget;          /* bytes of DRAM */
+	_Atomic uint64_t charged; /* bytes */
+	_Atomic uint64_t dirty;   /* bytes */
+	_Atomic uint64_t files;
+	_Atomic uint64_t versions;
+	_Atomic uint64_t opens;
+	_Atomic uint64_t objects; /* serial of object names */
+	_Atomic bool stopping;    /* waits end */
+	_Atomic unsigned write_errors[KV_DEVICES_MAX];
+	_Atomic unsigned flush_failures;
+	pthread_t threads[KV_THREADS_MAX];
+	unsigned thread_count;
+
+	struct {
+		pthread_mutex_t lock;
+		struct kv_version_queue idle;
+		struct kv_version_queue active;
+	} lists;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t cond;
+		struct kv_fill_queue urgent;
+		struct kv_fill_queue ahead;
+		bool stop;
+	} fill;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t work;  /* for the write-back threads */
+		pthread_cond_t ready; /* for the commit thread */
+		pthread_cond_t
+			settled; /* a version was committed or failed, dirty bytes went down */
+		struct kv_version_queue queue;
+		struct kv_version_queue complete;
+		struct kv_version_queue inflight;
+		uint64_t serial;
+		uint64_t progress; /* grows with every chunk written or version settled */
+		bool spill;        /* DRAM is short: write unpublished versions early */
+		bool stop;
+		bool stop_commit;
+	} writeback;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t cond;
+		bool stop;
+	} dram_evictor;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t wanted;
+		pthread_cond_t done;
+		uint64_t need;   /* blocks somebody waits for */
+		uint64_t begun;  /* rounds */
+		uint64_t ended;  /* rounds */
+		uint64_t barren; /* number of the last round that found nothing to evict */
+		bool kicked;
+		bool stop;
+	} evictor;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t cond;
+		pthread_cond_t idle;
+		struct kv_orphan_queue queue;
+		bool working;
+		bool stop;
+	} reaper;
+};
+
+/* ---- core.c ---- */
+
+int kv_core_thread(struct kv_core *core, void *(*main)(void *core));
+void kv_cond_init(pthread_cond_t *cond);
+/* Waits on COND for at most MS. False on time-out. */
+bool kv_cond_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, unsigned ms);
+int64_t kv_monotonic_ms(void);
+/* Sleeps until KEY is woken, or MS: HELD is released meanwhile. May wake early. */
+void kv_park_wait(struct kv_core *core, const void *key, pthread_mutex_t *held, unsigned ms);
+void kv_park_wake(struct kv_core *core, const void *key);
+
+/* Charges DRAM, waiting up to PATIENCE_MS; wakes the evictor. -EAGAIN if DRAM stays short. */
+int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms);
+void kv_core_uncharge(struct kv_core *core, uint64_t bytes);
+/* Promises blocks of the store; evicts and waits when it is full. */
+int kv_core_reserve(struct kv_core *core, uint64_t blocks);
+/* Holds a writer back while too much is dirty. */
+void kv_core_throttle(struct kv_core *core);
+void kv_core_dirty_add(struct kv_core *core, uint64_t blocks);
+void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks);
+
+/* ---- file.c ---- */
+
+struct kv_shard *kv_shard_of(struct kv_core *core, uint64_t ino);
+/* With the shard's lock held: */
+void kv_file_ref_locked(struct kv_file *file);
+/* Drops a reference; true if the caller must call kv_file_destroy without locks. */
+bool kv_file_unref_locked(struct kv_file *file);
+void kv_file_destroy(struct kv_file *file);
+/* If only the file itself keeps its idle current version: takes it out, for the caller to unref
+ * without locks. */
+struct kv_version *kv_file_trim_locked(struct kv_file *file);
+/* Queues the file for the reaper when it has lost its names and nothing uses it. */
+void kv_file_consider_reap_locked(struct kv_file *file);
+/* Frees what is left of the table. Returns how many files were there. */
+unsigned kv_files_free(struct kv_core *core);
+
+/* ---- version.c ---- */
+
+struct kv_version *kv_version_alloc(struct kv_file *file);
+/* A reference unless VERSION is being destroyed. */
+bool kv_version_try_ref(struct kv_version *version);
+int kv_version_enter(struct kv_version *version); /* a writer; -ESTALE */
+void kv_version_leave(struct kv_version *version);
+int kv_version_enter_exclusive(struct kv_version *version);
+void kv_version_leave_exclusive(struct kv_version *version);
+/* All in the object, all pages allocated. Lock held. */
+bool kv_version_is_resident_locked(struct kv_version *version);
+/* Creates the object if there is none. Lock held. */
+int kv_version_object_locked(struct kv_version *version);
+/* Puts the version on the list where it belongs now; LAST: as the most recently used. Lock held. */
+void kv_version_relist_locked(struct kv_version *version, bool last);
+bool kv_version_is_settled(struct kv_version *version);
+/* The version leaves the inflight list for good. No locks held. */
+void kv_version_settle(struct kv_version *version, enum kv_version_state state, int error);
+/* Has no name and no open any more: its write-back is pointless. */
+bool kv_version_is_invisible(struct kv_version *version);
+/* Hands FREED to the versions of FILE older than VERSION (NULL: to any) that may read it, or to the
+ * space. */
+void kv_file_release(struct kv_file *file, struct kv_version *version, struct kv_freed *freed);
+void kv_freed_release(struct kv_core *core, struct kv_freed_node *node);
+
+/* ---- map.c: lock held unless said ---- */
+
+static inline uint32_t kv_chunk_count(uint64_t size)
+{
+	return (uint32_t)kv_div_round_up(size, KV_CHUNK_SIZE);
+}
+
+/* Blocks of chunk NUMBER that lie inside a file of SIZE bytes. */
+static inline unsigned kv_chunk_used(uint64_t size, uint32_t number)
+{
+	uint64_t start = (uint64_t)number << KV_CHUNK_SHIFT;
+
+	if (size <= start)
+		return 0;
+	return (unsigned)kv_div_round_up(kv_min_u64(size - start, KV_CHUNK_SIZE), KV_BLOCK_SIZE);
+}
+
+RB_PROTOTYPE(kv_segment_tree, kv_segment, entry, kv_segment_compare)
+int kv_segment_compare(const struct kv_segment *a, const struct kv_segment *b);
+
+/* Makes sure that the segment of chunk NUMBER is in memory; drops the lock to read the index. */
+int kv_map_load(struct kv_version *version, uint32_t number);
+/* Loads all segments that the index has, so that VERSION survives a change there. No locks held. */
+int kv_map_load_all(struct kv_version *version);
+/* After the commit: BASE slots learn their extents from the index. No locks held. */
+int kv_map_rebase(struct kv_version *version);
+/* The slot, or NULL where the default holds. */
+struct kv_slot *kv_slot_find(struct kv_version *version, uint32_t number);
+/* The slot, made if there is none. The segment must be loaded. -ENOMEM. */
+int kv_slot_get(struct kv_version *version, uint32_t number, struct kv_slot **ret_slot);
+enum kv_chunk_state kv_slot_state(struct kv_version *version, uint32_t number);
+bool kv_slot_is_resident(const struct kv_slot *slot);
+const struct kv_extent *kv_slot_extents(const struct kv_slot *slot);
+/* Replaces content of the union and the count. */
+int kv_slot_set_extents(struct kv_slot *slot, const struct kv_extent *extents, unsigned count);
+void kv_slot_clear_extents(struct kv_slot *slot);
+/* Presence by the slot itself; not for BASE. */
+void kv_slot_bits(const struct kv_slot *slot, struct kv_bits *ret_bits);
+int kv_slot_set_bits(struct kv_slot *slot, const struct kv_bits *bits);
+void kv_map_free(struct kv_version *version);
+/* Presence of the blocks of a chunk through all bases. No locks held. */
+int kv_chunk_bits(struct kv_version *version, uint32_t number, struct kv_bits *ret_bits);
+
+void kv_bits_set(struct kv_bits *bits, unsigned first, unsigned end);
+void kv_bits_clear(struct kv_bits *bits, unsigned first, unsigned end);
+unsigned kv_bits_count(const struct kv_bits *bits);
+/* Behind the last block that is present. */
+unsigned kv_bits_end(const struct kv_bits *bits);
+/* First block at or behind FROM that is present (or absent); KV_CHUNK_BLOCKS if none. */
+unsigned kv_bits_next(const struct kv_bits *bits, unsigned from, bool present);
+
+/* ---- seek.c ---- */
+
+/* First chunk in [FIRST, END) that has blocks, or END. No locks held. */
+int kv_chunks_next(struct kv_version *version, uint32_t first, uint32_t end, uint32_t *ret_number);
+/* Blocks present in the chunks [FIRST, END). No locks held. */
+int kv_chunks_count(struct kv_version *version, uint32_t first, uint32_t end, uint64_t *ret_blocks);
+
+/* ---- read.c ---- */
+
+/* Reads a piece of one chunk, regardless of the size; zeros where there is nothing. */
+struct kv_span {
+	uint32_t chunk;
+	uint32_t from; /* bytes within the chunk */
+	uint32_t to;
+};
+int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory);
+
+/* ---- write.c ---- */
+
+/* A writer's state across the chunks of one request. The caller has entered the version. */
+struct kv_writer {
+	struct kv_version *version;
+	uint64_t promised; /* blocks reserved and not used yet */
+};
+/* MEMORY NULL: makes the blocks present and leaves their content. Sizes are the caller's. */
+int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory);
+/* Reserves what the bytes [OFFSET, OFFSET + SIZE) need. */
+int kv_writer_promise(struct kv_writer *writer, uint64_t offset, uint64_t size);
+void kv_writer_done(struct kv_writer *writer);
+/* Makes a BASE, COLD or HOT chunk DIRTY with the content it has. */
+int kv_writer_own(struct kv_writer *writer, uint32_t number);
+/* Cuts [OFFSET, OFFSET + SIZE) at chunk borders: the piece at OFFSET. */
+struct kv_span kv_span_at(uint64_t offset, uint64_t size);
+
+/* ---- change.c ---- */
+
+/* Lock held. Waits until nobody prepares, fills or writes back the chunk. NULL where the default
+ * holds. */
+struct kv_slot *kv_slot_when_free(struct kv_version *version, uint32_t number);
+/* Makes [SPAN) read as zeros, whole blocks of it absent. The version is entered exclusively. */
+int kv_writer_punch(struct kv_writer *writer, const struct kv_span *span);
+/* Turns a chunk into a hole. The version is entered exclusively. */
+int kv_chunk_drop(struct kv_version *version, uint32_t number);
+/* Drops all chunks from FIRST on. */
+int kv_chunks_drop_from(struct kv_version *version, uint32_t first);
+
+/* ---- fill.c ---- */
+
+int kv_fill_start(struct kv_core *core);
+void kv_fill_stop(struct kv_core *core);
+/*
+ * Begins to bring the chunks [FIRST, FIRST + COUNT) into the object, as far as they are not there
+ * or on their way. Waits for DRAM for PATIENCE_MS; -EAGAIN if it is short. AHEAD: behind all other
+ * fills.
+ */
+struct kv_fill_range {
+	uint32_t first;
+	uint32_t count;
+	unsigned patience_ms;
+	bool ahead;
+};
+int kv_fill_begin(struct kv_version *version, const struct kv_fill_range *range);
+/* Waits until chunk NUMBER is not on its way. */
+int kv_fill_wait(struct kv_version *version, uint32_t number);
+/* Reads and verifies one COLD chunk into MEMORY (KV_CHUNK_SIZE bytes, block-aligned). Of a version
+ * being written: the slot is ours (BUSY). */
+int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory);
+
+/* ---- writeback.c, commit.c ---- */
+
+int kv_writeback_start(struct kv_core *core);
+void kv_writeback_stop(struct kv_core *core);
+/* Takes a reference. */
+void kv_writeback_push(struct kv_version *version);
+void kv_writeback_kick(struct kv_core *core, bool spill);
+void *kv_commit_main(void *core);
+/* Loads the maps of all versions of FILE before NEWEST (NULL: all): the index is about to forget
+ * them. */
+int kv_file_pin_maps(struct kv_file *file, struct kv_version *newest);
+/* VERSION's bytes are on the devices: commit it. Takes over the reference. */
+void kv_commit_push(struct kv_version *version);
+/* VERSION could not be written. No locks held. */
+void kv_version_fail(struct kv_version *version, int error);
+
+/* ---- evict.c: DRAM ---- */
+
+int kv_evict_start(struct kv_core *core);
+void kv_evict_stop(struct kv_core *core);
+uint64_t kv_evict_reclaim(void *core, uint64_t bytes);
+void kv_evict_kick(struct kv_core *core);
+/* Gives the object and its charge back. Lock held; the caller calls kv_object_free and the hook. */
+struct kv_object *kv_version_detach_locked(
+	struct kv_version *version, int *ret_backing, uint64_t *ret_bytes);
+
+/* ---- reap.c, evict_store.c: the store ---- */
+
+int kv_reap_start(struct kv_core *core);
+void kv_reap_stop(struct kv_core *core);
+void kv_reap_push(struct kv_core *core, uint64_t ino);
+/* Reaps INO if nothing uses it. Returns the blocks that become free. */
+uint64_t kv_reap_ino(struct kv_core *core, uint64_t ino);
+int kv_store_evict_start(struct kv_core *core);
+void kv_store_evict_stop(struct kv_core *core);
+/* Waits until the reaper has nothing to do, or MS. */
+void kv_reap_drain(struct kv_core *core, unsigned ms);
+/* Wakes the store evictor if free space is low. */
+void kv_store_evict_kick(struct kv_core *core);
+/* Takes every name from INO and tells the FUSE side. */
+int kv_core_unname(
+	struct kv_core *core, uint64_t ino, int64_t expected_last_use_ns, bool quarantine);
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One mount as the FUSE side sees it: what every request handler is given as its user data.
+ *
+ * Made by kvfsd.c before the first request and freed behind the last one; the members marked
+ * const-after-init need no lock. Threads: request handlers run on libfuse's workers.
+ */
+#ifndef KVFS_FS_DAEMON_H
+#define KVFS_FS_DAEMON_H
+
+#define FUSE_USE_VERSION 317
+
+#include <fuse_lowlevel.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fs/core.h"
+#include "fs/options.h"
+#include "fs/stats.h"
+#include "fs/store.h"
+
+struct kv_nodes;
+struct kv_notify;
+
+struct kv_daemon {
+	struct kv_options options;
+	struct kv_store *store;
+	struct kv_core *core;
+	struct kv_index *index; /* the store's */
+	struct kv_nodes *nodes;
+	struct kv_notify *notify;
+	struct fuse_session *session;
+	struct kv_stats stats;
+	int64_t start_ns;
+	/*
+	 * Whether published files are passed through, and if not, why. Decided between INIT and the
+	 * first other request (session.c), const afterwards.
+	 */
+	bool passthrough;
+	char passthrough_reason[160];
+	bool init_passthrough; /* INIT offered FUSE_PASSTHROUGH */
+	uint32_t max_write;    /* bytes a request may carry, as negotiated */
+};
+
+/* How long the kernel may keep what cannot change behind its back, in seconds. */
+#define KV_TIMEOUT_LONG 3600.0
+
+/* The daemon of a request. */
+static inline struct kv_daemon *kv_daemon_of(fuse_req_t req)
+{
+	return fuse_req_userdata(req);
+}
+
+#endif

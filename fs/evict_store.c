@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Store eviction: makes room by taking the names, then the space, of the files used longest ago.
+ *
+ * Works in rounds. A writer that finds the store full asks for one and waits for its end; a round
+ * that found nothing to evict, and nothing under way that would free space or become evictable, is
+ * what ENOSPC rests on.
+ */
+#include "fs/core_internal.h"
+
+#include <inttypes.h>
+
+#define CANDIDATES_AT_ONCE 64u
+/* With the lease in force that many candidates are looked at in vain before it is ignored. */
+#define LEASED_MAX 4096u
+#define ROUNDS_MAX 200u
+/* How long one round waits, in slices, for what is under way. */
+#define SLICE_MS 50u
+#define SLICES_MAX 200u
+/* Below 1/20 of the store, or this much, is low; eviction goes on to twice that. */
+#define LOW_SHARE 20u
+#define LOW_MIN_BLOCKS ((UINT64_C(64) << 20) / KV_BLOCK_SIZE)
+#define LOW_MIN_SHARE 8u
+
+static uint64_t low_watermark(uint64_t total)
+{
+	return kv_max_u64(total / LOW_SHARE, kv_min_u64(LOW_MIN_BLOCKS, total / LOW_MIN_SHARE));
+}
+
+/* Blocks that could be promised now. */
+static uint64_t free_blocks(struct kv_core *core, uint64_t *ret_total)
+{
+	struct kv_space_usage usage;
+
+	kv_space_usage(core->space, &usage);
+	uint64_t taken = usage.used + usage.busy + usage.reserved;
+	*ret_total = usage.total;
+	return usage.total > taken ? usage.total - taken : 0;
+}
+
+/* ---- Names ---- */
+
+struct name {
+	struct name *next;
+	uint64_t parent;
+	size_t length;
+	char text[];
+};
+
+static void note_name(void *arg, uint64_t parent, const char *text, size_t length)
+{
+	struct name **names = arg;
+	struct name *name = malloc(sizeof(*name) + length + 1);
+
+	/* The kernel's entry then lives until its time-out: a look-up behind it finds nothing. */
+	if (!name)
+		return;
+	*name = (struct name){.next = *names, .parent = parent, .length = length};
+	memcpy(name->text, text, length);
+	name->text[length] = '\0';
+	*names = name;
+}
+
+int kv_core_unname(
+	struct kv_core *core, uint64_t ino, int64_t expected_last_use_ns, bool quarantine)
+{
+	struct name *names = NULL, *name;
+	int r = kv_index_evict(core->index, ino, expected_last_use_ns, quarantine,
+		kv_core_now_ns(core), note_name, &names);
+
+	while ((name = names)) {
+		names = name->next;
+		if (r == 0 && core->hooks.name_gone)
+			core->hooks.name_gone(
+				core->hooks.arg, name->parent, name->text, name->length);
+		free(name);
+	}
+	return r;
+}
+
+/* ---- Choosing ---- */
+
+enum verdict {
+	EVICT,
+	KEEP,
+};
+
+static enum verdict judge(struct kv_core *core, const struct kv_index_use *use, bool lease)
+{
+	struct kv_shard *shard = kv_shard_of(core, use->ino);
+	struct kv_file *file = kv_file_find(core, use->ino);
+	enum verdict verdict = EVICT;
+	int64_t touched_ns = INT64_MIN;
+	uint32_t hits = 0;
+
+	if (!file)
+		return EVICT;
+	{
+		KV_LOCKED(&shard->lock);
+		if (atomic_load(&file->opens) > 0 || file->writers > 0 || file->inflight > 0) {
+			verdict = KEEP;
+		} else if (lease && file->touched_ns > use->last_use_ns) {
+			/* The index does not know yet that it was used: it must not be among the
+			 * oldest. */
+			verdict = KEEP;
+			touched_ns = file->touched_ns;
+			hits = file->hits;
+			file->hits = 0;
+		} else if (lease && kv_core_now_ns(core) - file->touched_ns < KV_LEASE_NS) {
+			verdict = KEEP;
+		}
+	}
+	if (touched_ns != INT64_MIN)
+		(void)kv_index_touch(core->index, use->ino, touched_ns, hits, INT64_MIN);
+	kv_file_put(file);
+	return verdict;
+}
+
+static void mark_unlinked(struct kv_core *core, uint64_t ino)
+{
+	struct kv_shard *shard = kv_shard_of(core, ino);
+	struct kv_file *file = kv_file_find(core, ino);
+
+	if (!file)
+		return;
+	(void)pthread_mutex_lock(&shard->lock);
+	file->unlinked = true;
+	/* Reaped right away; if somebody opens it in between, by the reaper later. */
+	file->reap_queued = true;
+	(void)pthread_mutex_unlock(&shard->lock);
+	kv_file_put(file);
+}
+
+/* Evicts one file. True if it is gone; *blocks grows by what becomes free. */
+static bool evict_file(
+	struct kv_core *core, const struct kv_index_use *use, bool lease, uint64_t *blocks)
+{
+	if (judge(core, use, lease) == KEEP)
+		return false;
+	if (kv_core_unname(core, use->ino, use->last_use_ns, false) < 0)
+		return false;
+	mark_unlinked(core, use->ino);
+	uint64_t freed = kv_reap_ino(core, use->ino);
+	*blocks += freed;
+	kv_stat_add(&core->stats->evicted_store, 1);
+	kv_stat_add(&core->stats->evicted_store_bytes, freed << KV_BLOCK_SHIFT);
+	return true;
+}
+
+/* Evicts until WANTED blocks are on their way to be free. Returns how many files went. */
+static unsigned evict_some(struct kv_core *core, uint64_t wanted, bool lease)
+{
+	struct kv_index_use uses[CANDIDATES_AT_ONCE], after;
+	unsigned evicted = 0, looked = 0;
+	uint64_t blocks = 0;
+	bool first = true;
+
+	while (blocks < wanted && !atomic_load(&core->stopping)) {
+		ssize_t n = kv_index_oldest(
+			core->index, first ? NULL : &after, uses, CANDIDATES_AT_ONCE);
+		if (n <= 0)
+			break;
+		for (ssize_t i = 0; i < n && blocks < wanted; i++)
+			evicted += evict_file(core, &uses[i], lease, &blocks);
+		after = uses[n - 1];
+		first = false;
+		looked += (unsigned)n;
+		if (lease && evicted == 0 && looked >= LEASED_MAX)
+			break;
+	}
+	return evicted;
+}
+
+/* ---- Rounds ---- */
+
+/* True if space may still come from what is under way: orphans, commits, versions that become
+ * evictable. */
+static bool wait_for_others(struct kv_core *core)
+{
+	bool any;
+
+	{
+		KV_LOCKED(&core->reaper.lock);
+		any = core->reaper.working || !STAILQ_EMPTY(&core->reaper.queue);
+	}
+	kv_reap_drain(core, SLICE_MS);
+	KV_LOCKED(&core->writeback.lock);
+	if (!TAILQ_EMPTY(&core->writeback.inflight)) {
+		any = true;
+		(void)kv_cond_wait_ms(&core->writeback.settled, &core->writeback.lock, SLICE_MS);
+	}
+	return any;
+}
+
+/* Makes room for NEED blocks, and up to the watermark. False if there was nothing to gain. */
+static bool run_round(struct kv_core *core, uint64_t need)
+{
+	unsigned slices = 0;
+	bool gained = false;
+
+	while (!atomic_load(&core->stopping)) {
+		uint64_t total, before = free_blocks(core, &total);
+		uint64_t low = low_watermark(total);
+		uint64_t wanted = kv_max_u64(need, before < low || need ? 2 * low : 0);
+		wanted = kv_min_u64(wanted, total);
+		if (before >= wanted)
+			return true;
+		unsigned evicted = evict_some(core, wanted - before, true);
+		if (evicted == 0 && before < kv_max_u64(need, low))
+			evicted = evict_some(core, wanted - before, false);
+		/* Freed blocks may be used again when the freeing is durable. */
+		(void)kv_index_wait(core->index, kv_index_sequence(core->index));
+		gained = gained || evicted > 0 || free_blocks(core, &total) > before;
+		if (evicted > 0)
+			continue;
+		if (free_blocks(core, &total) >= need)
+			return true;
+		if (slices++ == SLICES_MAX || !wait_for_others(core))
+			break;
+	}
+	return gained;
+}
+
+static void *evict_store_main(void *arg)
+{
+	struct kv_core *core = arg;
+
+	for (;;) {
+		uint64_t need;
+		{
+			KV_LOCKED(&core->evictor.lock);
+			while (!core->evictor.kicked && !core->evictor.stop)
+				(void)pthread_cond_wait(&core->evictor.wanted, &core->evictor.lock);
+			if (core->evictor.stop)
+				return NULL;
+			core->evictor.kicked = false;
+			core->evictor.begun++;
+			need = core->evictor.need;
+			core->evictor.need = 0;
+		}
+		bool gained = run_round(core, need);
+		KV_LOCKED(&core->evictor.lock);
+		core->evictor.ended = core->evictor.begun;
+		if (!gained)
+			core->evictor.barren = core->evictor.ended;
+		(void)pthread_cond_broadcast(&core->evictor.done);
+	}
+}
+
+/* Asks for a round and waits for its end. False if it was in vain. */
+static bool ask_for_round(struct kv_core *core, uint64_t blocks)
+{
+	KV_LOCKED(&core->evictor.lock);
+	uint64_t mine = core->evictor.begun + 1;
+
+	core->evictor.need = kv_max_u64(core->evictor.need, blocks);
+	core->evictor.kicked = true;
+	(void)pthread_cond_signal(&core->evictor.wanted);
+	while (core->evictor.ended < mine) {
+		if (core->evictor.stop || atomic_load(&core->stopping))
+			return false;
+		(void)kv_cond_wait_ms(&core->evictor.done, &core->evictor.lock, KV_WAIT_SLICE_MS);
+	}
+	return core->evictor.barren < mine;
+}
+
+void kv_store_evict_kick(struct kv_core *core)
+{
+	uint64_t total, left = free_blocks(core, &total);
+
+	if (left >= low_watermark(total))
+		return;
+	KV_LOCKED(&core->evictor.lock);
+	core->evictor.kicked = true;
+	(void)pthread_cond_signal(&core->evictor.wanted);
+}
+
+int kv_core_reserve(struct kv_core *core, uint64_t blocks)
+{
+	struct kv_space_usage usage;
+	int r;
+
+	if (blocks == 0)
+		return 0;
+	for (unsigned i = 0; i < ROUNDS_MAX; i++) {
+		r = kv_space_reserve(core->space, blocks);
+		if (r != -ENOSPC) {
+			kv_store_evict_kick(core);
+			return r;
+		}
+		kv_space_usage(core->space, &usage);
+		if (blocks > usage.total)
+			return -ENOSPC;
+		if (!ask_for_round(core, blocks))
+			break;
+	}
+	/* What others gave back since. */
+	return kv_space_reserve(core->space, blocks);
+}
+
+int kv_store_evict_start(struct kv_core *core)
+{
+	return kv_core_thread(core, evict_store_main);
+}
+
+void kv_store_evict_stop(struct kv_core *core)
+{
+	KV_LOCKED(&core->evictor.lock);
+
+	core->evictor.stop = true;
+	(void)pthread_cond_broadcast(&core->evictor.wanted);
+	(void)pthread_cond_broadcast(&core->evictor.done);
+}

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading chunks from the devices straight into the object's pages, checking each against its sum
+ * as it arrives.
+ */
+#include "fs/fill_internal.h"
+
+#include <inttypes.h>
+#include <xxhash.h>
+
+#define ALLOCATE_ATTEMPTS 3u
+
+/* One chunk on its way. */
+struct piece {
+	struct kv_fill *job;
+	struct kv_version
+		*source; /* whose extents these are; counted if it is not the job's version */
+	uint32_t number;
+	unsigned blocks;           /* used ones: what the memory has room for */
+	uint8_t *memory;           /* the chunk's first byte */
+	int buffer;                /* index of a ring buffer that is MEMORY, or -1 */
+	struct kv_extent *extents; /* a copy */
+	unsigned extent_count;
+	uint64_t sum;
+	unsigned left; /* transfers */
+	int result;
+	bool finished;
+	bool mismatch;
+	bool first_mismatch; /* of the source */
+};
+
+struct mapping {
+	void *memory;
+	size_t length;
+};
+
+struct run {
+	struct kv_core *core;
+	struct kv_ring *ring;
+	struct kv_fill_batch batch;
+	struct piece *pieces;
+	unsigned piece_count;
+	struct mapping *mappings; /* one a job */
+	struct kv_io *ios;
+	unsigned io_count;
+	unsigned io_capacity;
+};
+
+/* ---- Preparing ---- */
+
+static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
+{
+	const struct kv_extent *extents = kv_slot_extents(slot);
+
+	for (unsigned i = 0; i < slot->extent_count; i++)
+		if (extents[i].block + extents[i].count > piece->blocks)
+			return -EUCLEAN;
+	piece->extents = malloc((slot->extent_count + 1u) * sizeof(*extents));
+	if (!piece->extents)
+		return -ENOMEM;
+	memcpy(piece->extents, extents, slot->extent_count * sizeof(*extents));
+	piece->extent_count = slot->extent_count;
+	piece->sum = slot->sum;
+	return 0;
+}
+
+/* Copies a chunk that a base has in its object. SLOT's version is locked; returns unlocked. */
+static int copy_resident(struct piece *piece, struct kv_version *source, struct kv_slot *slot)
+{
+	uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
+	int r;
+
+	slot->pins++;
+	source->busy++;
+	(void)pthread_mutex_unlock(&source->lock);
+	r = kv_object_read(
+		source->object, piece->memory, (size_t)piece->blocks << KV_BLOCK_SHIFT, offset);
+	KV_LOCKED(&source->lock);
+	kv_slot_find(source, piece->number)->pins--;
+	source->busy--;
+	return r;
+}
+
+/* Finds where the content of PIECE is, following the bases; copies it if that is DRAM. */
+static int piece_resolve(struct piece *piece)
+{
+	struct kv_version *held = kv_version_ref(piece->job->version);
+	int r;
+
+	for (;;) {
+		struct kv_version *base = NULL;
+
+		(void)pthread_mutex_lock(&held->lock);
+		r = kv_map_load(held, piece->number);
+		struct kv_slot *slot = kv_slot_find(held, piece->number);
+		enum kv_chunk_state state = kv_slot_state(held, piece->number);
+		if (r == 0 && slot && kv_slot_is_resident(slot)) {
+			r = copy_resident(piece, held, slot);
+			break;
+		}
+		if (r == 0 && state == KV_CHUNK_BASE)
+			base = kv_version_ref(held->base);
+		else if (r == 0 && state == KV_CHUNK_COLD)
+			r = piece_take_extents(piece, slot);
+		(void)pthread_mutex_unlock(&held->lock);
+		if (!base)
+			break;
+		kv_version_unref(held);
+		held = base;
+	}
+	piece->source = held;
+	return r;
+}
+
+/* Pages for the run, and a mapping of them. */
+static int map_job(struct run *run, unsigned index, unsigned last_blocks)
+{
+	const struct kv_fill *job = run->batch.jobs[index];
+	struct mapping *mapping = &run->mappings[index];
+	uint64_t offset = (uint64_t)job->first << KV_CHUNK_SHIFT;
+	size_t length = ((size_t)(job->count - 1) << KV_CHUNK_SHIFT) +
+			((size_t)last_blocks << KV_BLOCK_SHIFT);
+	int r = -ENOSPC;
+
+	/* The tier's filesystem may be short although the budget is not: huge pages that are used
+	 * in part. */
+	for (unsigned i = 0; i < ALLOCATE_ATTEMPTS && r == -ENOSPC; i++) {
+		r = kv_object_allocate(job->version->object, offset, length);
+		if (r == -ENOSPC)
+			(void)kv_evict_reclaim(run->core, length);
+	}
+	if (r == 0)
+		r = kv_object_map(job->version->object, offset, length, &mapping->memory);
+	if (r == 0)
+		mapping->length = length;
+	return r;
+}
+
+static int memory_for_job(struct run *run, unsigned index, struct piece *pieces)
+{
+	struct kv_fill *job = run->batch.jobs[index];
+	unsigned last_blocks = pieces[job->count - 1].blocks;
+	int r;
+
+	if (job->memory) {
+		pieces[0].memory = job->memory;
+		return 0;
+	}
+	if (job->count == 1 && ((size_t)last_blocks << KV_BLOCK_SHIFT) <= KV_RING_BUFFER_SIZE) {
+		pieces[0].memory = kv_ring_buffer_get(run->ring, &pieces[0].buffer);
+		if (pieces[0].memory) {
+			memset(pieces[0].memory, 0, (size_t)last_blocks << KV_BLOCK_SHIFT);
+			return 0;
+		}
+		pieces[0].buffer = -1;
+	}
+	r = map_job(run, index, last_blocks);
+	for (uint32_t i = 0; i < job->count && r == 0; i++)
+		pieces[i].memory =
+			(uint8_t *)run->mappings[index].memory + ((size_t)i << KV_CHUNK_SHIFT);
+	return r;
+}
+
+static int add_ios(struct run *run, struct piece *piece)
+{
+	if (run->io_count + piece->extent_count > run->io_capacity) {
+		unsigned capacity = (run->io_count + piece->extent_count) * 2;
+		struct kv_io *ios = realloc(run->ios, capacity * sizeof(*ios));
+
+		if (!ios)
+			return -ENOMEM;
+		run->ios = ios;
+		run->io_capacity = capacity;
+	}
+	for (unsigned i = 0; i < piece->extent_count; i++) {
+		const struct kv_extent *extent = &piece->extents[i];
+
+		run->ios[run->io_count++] = (struct kv_io){
+			.kind = KV_IO_READ,
+			.device = extent->device,
+			.buffer = piece->buffer,
+			.offset = kv_extent_offset(extent),
+			.memory = piece->memory + ((size_t)extent->block << KV_BLOCK_SHIFT),
+			.length = extent->count << KV_BLOCK_SHIFT,
+			.arg = piece,
+		};
+	}
+	piece->left = piece->extent_count;
+	return 0;
+}
+
+static void prepare_job(struct run *run, unsigned index, struct piece *pieces)
+{
+	struct kv_fill *job = run->batch.jobs[index];
+	bool whole = job->memory != NULL;
+	int r;
+
+	{
+		KV_LOCKED(&job->version->lock);
+		whole = whole || job->version->state == KV_VERSION_WRITING;
+		for (uint32_t i = 0; i < job->count; i++)
+			pieces[i] = (struct piece){
+				.job = job,
+				.number = job->first + i,
+				.blocks = whole ? KV_CHUNK_BLOCKS
+						: kv_chunk_used(job->version->size, job->first + i),
+				.buffer = -1,
+			};
+	}
+	r = memory_for_job(run, index, pieces);
+	for (uint32_t i = 0; i < job->count; i++) {
+		pieces[i].result = r < 0 ? r : piece_resolve(&pieces[i]);
+		if (pieces[i].result == 0)
+			pieces[i].result = add_ios(run, &pieces[i]);
+		if (pieces[i].result < 0)
+			pieces[i].extent_count = 0;
+	}
+}
+
+/* ---- Ending ---- */
+
+static bool piece_is_intact(const struct piece *piece)
+{
+	XXH3_state_t *state;
+	uint64_t sum;
+
+	if (piece->extent_count == 0)
+		return true;
+	if (piece->extent_count == 1)
+		return XXH3_64bits(
+			       piece->memory + ((size_t)piece->extents[0].block << KV_BLOCK_SHIFT),
+			       (size_t)piece->extents[0].count << KV_BLOCK_SHIFT) == piece->sum;
+	state = XXH3_createState();
+	if (!state)
+		return false;
+	(void)XXH3_64bits_reset(state);
+	for (unsigned i = 0; i < piece->extent_count; i++)
+		(void)XXH3_64bits_update(state,
+			piece->memory + ((size_t)piece->extents[i].block << KV_BLOCK_SHIFT),
+			(size_t)piece->extents[i].count << KV_BLOCK_SHIFT);
+	sum = XXH3_64bits_digest(state);
+	XXH3_freeState(state);
+	return sum == piece->sum;
+}
+
+/* The chunk is in the object (RESULT 0), or must look as if it had never been asked for. */
+static void settle_slot(struct run *run, struct piece *piece)
+{
+	struct kv_version *version = piece->job->version;
+	uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
+	uint64_t given_back = 0;
+
+	if (piece->result < 0)
+		(void)kv_object_punch(version->object, offset, KV_CHUNK_SIZE);
+	{
+		KV_LOCKED(&version->lock);
+		struct kv_slot *slot = kv_slot_find(version, piece->number);
+		slot->flags &= (uint16_t)~KV_SLOT_BUSY;
+		if (piece->result < 0) {
+			slot->flags |= KV_SLOT_FAILED;
+			given_back = slot->charge;
+			version->charged -= slot->charge;
+			slot->charge = 0;
+		} else if (slot->state == KV_CHUNK_BASE) {
+			slot->flags |= KV_SLOT_RESIDENT | KV_SLOT_USED;
+		} else if (slot->state == KV_CHUNK_COLD) {
+			slot->state = KV_CHUNK_HOT;
+			slot->flags |= KV_SLOT_USED;
+		}
+		kv_park_wake(run->core, version);
+	}
+	kv_core_uncharge(run->core, given_back << KV_BLOCK_SHIFT);
+}
+
+/* Before anybody is woken: whoever looks now must not try again. */
+static void note_mismatch(struct piece *piece)
+{
+	struct kv_version *versions[] = {piece->job->version, piece->source};
+
+	piece->mismatch = true;
+	piece->result = -EUCLEAN;
+	for (unsigned i = 0; i < 2; i++) {
+		KV_LOCKED(&versions[i]->lock);
+		if (i == 1 || versions[0] == versions[1])
+			piece->first_mismatch = piece->first_mismatch || !versions[i]->damaged;
+		versions[i]->damaged = true;
+		versions[i]->all_hot = false;
+	}
+}
+
+static void finish_piece(struct run *run, struct piece *piece)
+{
+	struct kv_fill *job = piece->job;
+	size_t bytes = (size_t)piece->blocks << KV_BLOCK_SHIFT;
+
+	assert(!piece->finished && piece->left == 0);
+	piece->finished = true;
+	if (piece->result == 0 && !piece_is_intact(piece))
+		note_mismatch(piece);
+	if (piece->result == 0 && piece->extent_count > 0) {
+		kv_stat_add(&run->core->stats->fill_chunks, 1);
+		for (unsigned i = 0; i < piece->extent_count; i++)
+			kv_stat_add(&run->core->stats->fill_bytes,
+				(uint64_t)piece->extents[i].count << KV_BLOCK_SHIFT);
+	}
+	if (job->memory)
+		return;
+	if (piece->result == 0 && piece->buffer >= 0) {
+		uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
+
+		piece->result = kv_object_allocate(job->version->object, offset, bytes);
+		if (piece->result == 0) {
+			/* The size is exact already: what lies behind it must not grow the object.
+			 */
+			uint64_t end = kv_min_u64(offset + bytes, job->version->size);
+
+			piece->result = kv_object_write(
+				job->version->object, piece->memory, end - offset, offset);
+		}
+	}
+	settle_slot(run, piece);
+}
+
+static void io_done(void *arg, struct kv_io *io)
+{
+	struct piece *piece = io->arg;
+
+	assert(piece->left > 0);
+	piece->left--;
+	if (io->result < 0)
+		piece->result = io->result;
+	/* Failed ones are tried again when the others are through. */
+	if (piece->left == 0 && piece->result == 0)
+		finish_piece(arg, piece);
+}
+
+/* The rest of the file, and later openers, must not meet these bytes again. */
+static void report_damage(struct run *run, const struct piece *piece)
+{
+	struct kv_core *core = run->core;
+	struct kv_version *version = piece->source;
+	struct kv_file *file = version->file;
+	struct kv_shard *shard = kv_shard_of(core, file->ino);
+	struct kv_inode inode;
+	bool current;
+
+	kv_stat_add(&core->stats->checksum_errors, 1);
+	kv_log_error("fill",
+		"checksum mismatch ino=%" PRIu64 " version=%" PRIu64 " chunk=%" PRIu32
+		" device=%u offset=%" PRIu64,
+		file->ino, version->number, piece->number, piece->extents[0].device,
+		kv_extent_offset(&piece->extents[0]));
+	(void)pthread_mutex_lock(&version->lock);
+	bool committed = version->state == KV_VERSION_COMMITTED;
+	(void)pthread_mutex_unlock(&version->lock);
+	(void)pthread_mutex_lock(&shard->lock);
+	current = file->current == version || (file->current && file->current->base == version);
+	if (committed && current && piece->first_mismatch)
+		file->quarantined = true;
+	(void)pthread_mutex_unlock(&shard->lock);
+	if (!committed || !current || !piece->first_mismatch)
+		return;
+	kv_stat_add(&core->stats->quarantined, 1);
+	for (unsigned i = 0; i < 3; i++)
+		if (kv_index_get(core->index, file->ino, &inode) < 0 ||
+			kv_core_unname(core, file->ino, inode.last_use_ns, true) != -EAGAIN)
+			break;
+}
+
+/* One more attempt for a piece whose transfers failed. */
+static void retry_piece(struct run *run, struct piece *piece)
+{
+	int r;
+
+	if (piece->extent_count == 0) {
+		finish_piece(run, piece);
+		return;
+	}
+	run->io_count = 0;
+	piece->result = 0;
+	r = add_ios(run, piece);
+	assert(r == 0 || r == -ENOMEM);
+	if (r == 0)
+		(void)kv_ring_run(run->ring, run->ios, run->io_count, io_done, run);
+	else
+		piece->result = r;
+	if (!piece->finished)
+		finish_piece(run, piece);
+}
+
+static void end_job(struct run *run, unsigned index, const struct piece *pieces)
+{
+	struct kv_fill *job = run->batch.jobs[index];
+	struct kv_version *version = job->version;
+	struct kv_core *core = run->core;
+	bool became_hot = false;
+
+	if (run->mappings[index].length > 0)
+		kv_object_unmap(run->mappings[index].memory, run->mappings[index].length);
+	if (job->memory) {
+		KV_LOCKED(&version->lock);
+		job->result = pieces[0].result < 0 ? -EIO : 0;
+		job->done = true;
+		kv_park_wake(core, version);
+		return;
+	}
+	(void)pthread_mutex_lock(&version->lock);
+	version->busy--;
+	if (version->streamed && !version->hot)
+		became_hot = kv_version_is_resident_locked(version);
+	(void)pthread_mutex_unlock(&version->lock);
+	if (became_hot && core->hooks.became_hot)
+		core->hooks.became_hot(core->hooks.arg, version->file->ino);
+	kv_version_unref(version);
+	free(job);
+}
+
+static void run_pieces(struct run *run)
+{
+	unsigned at = 0;
+
+	for (unsigned i = 0; i < run->batch.count; i++) {
+		prepare_job(run, i, &run->pieces[at]);
+		at += run->batch.jobs[i]->count;
+	}
+	if (run->io_count > 0)
+		(void)kv_ring_run(run->ring, run->ios, run->io_count, io_done, run);
+	for (unsigned i = 0; i < run->piece_count; i++)
+		if (!run->pieces[i].finished)
+			retry_piece(run, &run->pieces[i]);
+	at = 0;
+	for (unsigned i = 0; i < run->batch.count; i++) {
+		struct piece *pieces = &run->pieces[at];
+		uint32_t count = run->batch.jobs[i]->count;
+
+		for (uint32_t k = 0; k < count; k++) {
+			if (pieces[k].mismatch)
+				report_damage(run, &pieces[k]);
+			if (pieces[k].buffer >= 0)
+				kv_ring_buffer_put(run->ring, pieces[k].buffer);
+		}
+		for (uint32_t k = 0; k < count; k++)
+			kv_version_unref(pieces[k].source);
+		end_job(run, i, pieces);
+		at += count;
+	}
+}
+
+/* There is no memory or no ring to work with: every job ends with ERROR. */
+static void fail_all(struct run *run, int error)
+{
+	for (unsigned i = 0; i < run->batch.count; i++) {
+		struct kv_fill *job = run->batch.jobs[i];
+		struct mapping none = {0};
+		struct piece piece = {.job = job, .buffer = -1, .result = error, .finished = true};
+
+		for (uint32_t k = 0; k < job->count && !job->memory; k++) {
+			piece.number = job->first + k;
+			settle_slot(run, &piece);
+		}
+		run->mappings = &none;
+		struct run one = *run;
+		one.batch.jobs = &job;
+		end_job(&one, 0, &piece);
+	}
+}
+
+void kv_fill_run(
+	struct kv_core *core, struct kv_ring *ring, int ring_error, struct kv_fill_batch batch)
+{
+	struct run run = {.core = core, .ring = ring, .batch = batch};
+
+	for (unsigned i = 0; i < batch.count; i++)
+		run.piece_count += batch.jobs[i]->count;
+	run.pieces = calloc(run.piece_count, sizeof(*run.pieces));
+	run.mappings = calloc(batch.count, sizeof(*run.mappings));
+	if (ring_error < 0 || !run.pieces || !run.mappings) {
+		free(run.mappings);
+		fail_all(&run, ring_error < 0 ? ring_error : -ENOMEM);
+		free(run.pieces);
+		return;
+	}
+	run_pieces(&run);
+	for (unsigned i = 0; i < run.piece_count; i++)
+		free(run.pieces[i].extents);
+	free(run.pieces);
+	free(run.mappings);
+	free(run.ios);
+}

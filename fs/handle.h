@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An open file description of a regular file: what fi->fh of its requests points to.
+ *
+ * Made by OPEN or CREATE, freed by RELEASE, which the kernel sends last. Immutable in between; the node's
+ * lock guards what it points to.
+ */
+#ifndef KVFS_FS_HANDLE_H
+#define KVFS_FS_HANDLE_H
+
+#include "fs/daemon.h"
+#include "fs/node.h"
+
+struct kv_handle {
+	struct kv_node *node;
+	/* Published node: its version, opened by kv_version_open. NULL for writing nodes, whose version changes. */
+	struct kv_version *version;
+	bool may_write; /* opened for writing, or by CREATE: its close can publish */
+};
+
+static inline struct kv_handle *kv_handle_of(const struct fuse_file_info *fi)
+{
+	return (struct kv_handle *)(uintptr_t)fi->fh; /* NOLINT: libfuse carries pointers as integers */
+}
+
+#endif

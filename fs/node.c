@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The node table, and the choice of a node for a caller: see node.h. */
+
+#include "fs/node_internal.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "fs/caller.h"
+#include "fs/daemon.h"
+#include "fs/notify.h"
+
+#define NODE_STRIPES 256u
+
+RB_HEAD(node_id_tree, kv_node);
+RB_HEAD(node_ino_tree, kv_node);
+
+struct kv_nodes {
+	pthread_rwlock_t lock; /* guards what follows; a leaf */
+	struct node_id_tree by_id;
+	struct node_ino_tree by_ino;
+	uint64_t next_id;
+	uint64_t count;
+	pthread_mutex_t stripes[NODE_STRIPES];
+};
+
+static int compare_u64(uint64_t a, uint64_t b)
+{
+	return a < b ? -1 : a > b;
+}
+
+static int compare_id(struct kv_node *a, struct kv_node *b)
+{
+	return compare_u64(a->id, b->id);
+}
+
+static int compare_ino(struct kv_node *a, struct kv_node *b)
+{
+	return compare_u64(a->ino, b->ino);
+}
+
+KV_TREE_GENERATE(node_id_tree, kv_node, by_id, compare_id)
+KV_TREE_GENERATE(node_ino_tree, kv_node, by_ino, compare_ino)
+
+static bool is_file_node(const struct kv_node *node)
+{
+	return node->kind == KV_NODE_PUBLISHED || node->kind == KV_NODE_WRITING;
+}
+
+/* ---- The table ---- */
+
+pthread_mutex_t *kv_node_lock(struct kv_daemon *daemon, uint64_t ino)
+{
+	return &daemon->nodes->stripes[ino % NODE_STRIPES];
+}
+
+struct kv_node *kv_node_find(struct kv_daemon *daemon, uint64_t nodeid)
+{
+	struct kv_nodes *nodes = daemon->nodes;
+	struct kv_node key = {.id = nodeid};
+	struct kv_node *node;
+
+	(void)pthread_rwlock_rdlock(&nodes->lock);
+	node = RB_FIND(node_id_tree, &nodes->by_id, &key);
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	return node;
+}
+
+static struct kv_node *find_by_ino(struct kv_nodes *nodes, uint64_t ino)
+{
+	struct kv_node key = {.ino = ino};
+	struct kv_node *node;
+
+	(void)pthread_rwlock_rdlock(&nodes->lock);
+	node = RB_FIND(node_ino_tree, &nodes->by_ino, &key);
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	return node;
+}
+
+uint64_t kv_node_directory_id(struct kv_daemon *daemon, uint64_t ino)
+{
+	struct kv_node *node = find_by_ino(daemon->nodes, ino);
+
+	return node ? node->id : 0;
+}
+
+uint64_t kv_nodes_count(struct kv_nodes *nodes)
+{
+	uint64_t count;
+
+	(void)pthread_rwlock_rdlock(&nodes->lock);
+	count = nodes->count;
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	return count;
+}
+
+static struct kv_node *node_new(struct kv_nodes *nodes, uint64_t ino, enum kv_node_kind kind)
+{
+	struct kv_node *node = calloc(1, sizeof(*node));
+
+	if (!node)
+		return NULL;
+	node->ino = ino;
+	node->kind = kind;
+	(void)pthread_rwlock_wrlock(&nodes->lock);
+	node->id = nodes->next_id++;
+	nodes->count++;
+	(void)RB_INSERT(node_id_tree, &nodes->by_id, node);
+	if (!is_file_node(node))
+		(void)RB_INSERT(node_ino_tree, &nodes->by_ino, node);
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	return node;
+}
+
+int kv_nodes_new(struct kv_daemon *daemon, struct kv_nodes **ret_nodes)
+{
+	struct kv_nodes *nodes = calloc(1, sizeof(*nodes));
+	struct kv_node *root;
+
+	if (!nodes)
+		return -ENOMEM;
+	(void)pthread_rwlock_init(&nodes->lock, NULL);
+	for (unsigned i = 0; i < NODE_STRIPES; i++)
+		(void)pthread_mutex_init(&nodes->stripes[i], NULL);
+	RB_INIT(&nodes->by_id);
+	RB_INIT(&nodes->by_ino);
+	nodes->next_id = FUSE_ROOT_ID;
+	root = node_new(nodes, KV_ROOT_INO, KV_NODE_DIRECTORY);
+	if (!root) {
+		free(nodes);
+		return -ENOMEM;
+	}
+	root->lookups = 1; /* the mount's own, never forgotten */
+	daemon->nodes = nodes;
+	*ret_nodes = nodes;
+	return 0;
+}
+
+/* ---- The nodes of one file (its stripe held) ---- */
+
+static struct kv_node *file_nodes(struct kv_file *file)
+{
+	return *kv_file_cookie(file);
+}
+
+static void file_nodes_add(struct kv_file *file, struct kv_node *node)
+{
+	node->sibling = file_nodes(file);
+	*kv_file_cookie(file) = node;
+}
+
+static void file_nodes_remove(struct kv_file *file, struct kv_node *node)
+{
+	struct kv_node *other = file_nodes(file);
+
+	if (other == node) {
+		*kv_file_cookie(file) = node->sibling;
+		return;
+	}
+	while (other->sibling != node)
+		other = other->sibling;
+	other->sibling = node->sibling;
+}
+
+struct kv_node *kv_node_published_of(struct kv_file *file)
+{
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+		if (node->kind == KV_NODE_PUBLISHED && !node->retired)
+			return node;
+	return NULL;
+}
+
+struct kv_node *kv_node_any_writer(struct kv_file *file)
+{
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+		if (node->kind == KV_NODE_WRITING && node->active)
+			return node;
+	return NULL;
+}
+
+struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process)
+{
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+		if (node->kind == KV_NODE_WRITING && node->active && node->writer == process)
+			return node;
+	return NULL;
+}
+
+struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind)
+{
+	struct kv_file *file;
+	struct kv_node *node;
+
+	if (kv_file_get(daemon->core, ino, &file) < 0)
+		return NULL;
+	node = node_new(daemon->nodes, ino, kind);
+	if (!node) {
+		kv_file_put(file);
+		return NULL;
+	}
+	node->file = file;
+	file_nodes_add(file, node);
+	return node;
+}
+
+static bool is_pending(const struct kv_daemon *daemon, const struct kv_node *node)
+{
+	return node->pending_since_ns != 0 &&
+	       kv_core_now_ns(daemon->core) - node->pending_since_ns < KV_NODE_PENDING_NS;
+}
+
+void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
+{
+	struct kv_nodes *nodes = daemon->nodes;
+
+	if (node->lookups > 0 || node->opens > 0 || is_pending(daemon, node))
+		return;
+	(void)pthread_rwlock_wrlock(&nodes->lock);
+	(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
+	if (!is_file_node(node))
+		(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
+	nodes->count--;
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	if (node->file) {
+		file_nodes_remove(node->file, node);
+		kv_version_unref(node->version);
+		kv_file_put(node->file);
+	}
+	free(node);
+}
+
+void kv_node_drop_pending(struct kv_daemon *daemon, struct kv_file *file)
+{
+	struct kv_node *next;
+
+	for (struct kv_node *node = file_nodes(file); node; node = next) {
+		next = node->sibling;
+		if (node->kind == KV_NODE_WRITING && node->pending_since_ns != 0)
+			kv_node_free_if_unused(daemon, node);
+	}
+}
+
+struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes)
+{
+	struct kv_node *node;
+
+	if (!nodes)
+		return NULL;
+	while ((node = RB_MIN(node_id_tree, &nodes->by_id))) {
+		(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
+		if (node->file) {
+			file_nodes_remove(node->file, node);
+			kv_version_unref(node->version);
+			kv_file_put(node->file);
+		}
+		free(node);
+	}
+	for (unsigned i = 0; i < NODE_STRIPES; i++)
+		(void)pthread_mutex_destroy(&nodes->stripes[i]);
+	(void)pthread_rwlock_destroy(&nodes->lock);
+	free(nodes);
+	return NULL;
+}
+
+void kv_node_forget(struct kv_daemon *daemon, struct kv_node *node, uint64_t lookups)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	assert(node->lookups >= lookups);
+	node->lookups -= lookups;
+	kv_node_free_if_unused(daemon, node);
+}
+
+void kv_node_opened(struct kv_node *node, bool may_write)
+{
+	node->opens++;
+	if (may_write)
+		node->write_opens++;
+	kv_file_opened(node->file);
+}
+
+void kv_node_closed(struct kv_daemon *daemon, struct kv_node *node, bool may_write)
+{
+	assert(node->opens > 0);
+	node->opens--;
+	if (may_write)
+		node->write_opens--;
+	if (node->opens == 0)
+		node->mode = KV_NODE_CLOSED;
+	kv_file_closed(node->file);
+	kv_node_free_if_unused(daemon, node);
+}
+
+/* ---- The node for a caller ---- */
+
+static int directory_node(
+	struct kv_daemon *daemon, const struct kv_inode *inode, struct kv_node **ret_node)
+{
+	struct kv_node *node = find_by_ino(daemon->nodes, inode->ino);
+
+	if (!node)
+		node = node_new(daemon->nodes, inode->ino,
+			S_ISDIR(inode->mode) ? KV_NODE_DIRECTORY : KV_NODE_SYMLINK);
+	if (!node)
+		return -ENOMEM;
+	node->lookups++;
+	*ret_node = node;
+	return 0;
+}
+
+/* The node of FILE's current version, made if the one that is there shows an older one. */
+static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct kv_node **ret_node)
+{
+	struct kv_node *node = kv_node_published_of(file);
+	struct kv_version *version;
+	int r;
+
+	if (node && kv_file_is_current(file, node->version)) {
+		*ret_node = node;
+		return 0;
+	}
+	r = kv_file_current(file, &version);
+	if (r < 0)
+		return r;
+	if (node)
+		node->retired = true;
+	node = kv_node_new(daemon, kv_file_ino(file), KV_NODE_PUBLISHED);
+	if (!node) {
+		kv_version_unref(version);
+		return -ENOMEM;
+	}
+	node->version = version;
+	*ret_node = node;
+	return 0;
+}
+
+/* As the comment of kv_node_for says, for a regular file, its stripe held. */
+static int file_node(
+	struct kv_daemon *daemon, struct kv_file *file, pid_t pid, struct kv_node **ret_node)
+{
+	struct kv_node *writer = kv_node_any_writer(file);
+	struct kv_node *own = NULL;
+	int r;
+
+	if (writer)
+		own = kv_node_writer_of(file, kv_caller_process(pid));
+	if (own) {
+		*ret_node = own;
+		return 0;
+	}
+	r = published_node(daemon, file, ret_node);
+	if (r == -ENOENT && writer && writer->version) {
+		/* Nothing published yet: the name is there, and an open for reading waits. */
+		*ret_node = writer;
+		return 0;
+	}
+	return r;
+}
+
+int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pid,
+	struct kv_node **ret_node, bool *ret_cacheable)
+{
+	KV_LOCKED(kv_node_lock(daemon, inode->ino));
+	struct kv_file *file;
+	struct kv_node *node;
+	int r;
+
+	if (!S_ISREG(inode->mode)) {
+		*ret_cacheable = true;
+		return directory_node(daemon, inode, ret_node);
+	}
+	r = kv_file_get(daemon->core, inode->ino, &file);
+	if (r < 0)
+		return r;
+	kv_node_drop_pending(daemon, file);
+	r = file_node(daemon, file, pid, &node);
+	if (r == 0) {
+		node->lookups++;
+		*ret_node = node;
+		*ret_cacheable = !kv_node_any_writer(file) && inode->nlink == 1;
+	}
+	kv_file_put(file);
+	return r;
+}
+
+int kv_node_for_listing(
+	struct kv_daemon *daemon, const struct kv_inode *inode, struct kv_node **ret_node)
+{
+	KV_LOCKED(kv_node_lock(daemon, inode->ino));
+	struct kv_file *file;
+	int r;
+
+	*ret_node = NULL;
+	if (!S_ISREG(inode->mode))
+		return directory_node(daemon, inode, ret_node);
+	if (inode->nlink != 1)
+		return 0;
+	r = kv_file_get(daemon->core, inode->ino, &file);
+	if (r < 0)
+		return r;
+	if (!kv_node_any_writer(file)) {
+		r = published_node(daemon, file, ret_node);
+		if (r == 0)
+			(*ret_node)->lookups++;
+	}
+	kv_file_put(file);
+	return r == -ENOENT ? 0 : r;
+}
+
+void kv_node_retire_published(struct kv_daemon *daemon, uint64_t ino)
+{
+	KV_LOCKED(kv_node_lock(daemon, ino));
+	struct kv_file *file = kv_file_find(daemon->core, ino);
+	struct kv_node *node;
+
+	if (!file)
+		return;
+	node = kv_node_published_of(file);
+	if (node)
+		node->retired = true;
+	kv_file_put(file);
+}
+
+void kv_node_check_entry(struct kv_daemon *daemon, uint64_t ino)
+{
+	KV_LOCKED(kv_node_lock(daemon, ino));
+	struct kv_file *file = kv_file_find(daemon->core, ino);
+	bool stale = false;
+
+	if (!file)
+		return;
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+		stale |= node->kind == KV_NODE_PUBLISHED && node->retired && node->lookups > 0;
+	if (stale)
+		kv_node_notify_name(daemon, ino);
+	kv_file_put(file);
+}
+
+void kv_node_attributes_changed(struct kv_daemon *daemon, struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	for (struct kv_node *other = file_nodes(node->file); other; other = other->sibling)
+		if (other != node && other->lookups > 0)
+			(void)kv_notify_attributes(daemon->notify, other->id);
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What node.c and node_write.c share. All of it wants the lock of the file's nodes held. */
+#ifndef KVFS_FS_NODE_INTERNAL_H
+#define KVFS_FS_NODE_INTERNAL_H
+
+#include "fs/node.h"
+
+/* The published node that LOOKUP may give out, if it still shows the current version; or NULL. */
+struct kv_node *kv_node_published_of(struct kv_file *file);
+/* An active writing node of FILE, or NULL. */
+struct kv_node *kv_node_any_writer(struct kv_file *file);
+/* The active writing node of PROCESS, or NULL. */
+struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process);
+
+/* A node of a regular file with a file reference of its own, linked to its file. NULL: no memory. */
+struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind);
+/*
+ * Frees NODE if neither the kernel nor a handle has it. FORGET can overtake the RELEASE of a
+ * last handle, so both come here.
+ */
+void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node);
+/* Frees the writing nodes of FILE whose process never came back after its ESTALE. */
+void kv_node_drop_pending(struct kv_daemon *daemon, struct kv_file *file);
+
+#endif

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Content: read, write, fsync, fallocate, lseek, copy_file_range, ioctl. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include "fs/handle.h"
+#include "fs/notify.h"
+#include "fs/ops.h"
+#include "fs/reply.h"
+
+/* A publish can slip in between taking a version and changing it; more often than that is a bug. */
+#define WRITE_RETRIES_MAX 64u
+
+static pthread_key_t read_buffer_key;
+static pthread_once_t read_buffer_once = PTHREAD_ONCE_INIT;
+
+static void read_buffer_key_make(void)
+{
+	int r = pthread_key_create(&read_buffer_key, free);
+
+	assert(r == 0);
+	(void)r;
+}
+
+/* This worker's buffer for replies, SIZE bytes or more: no allocation but the first. */
+static void *read_buffer(struct kv_daemon *daemon, size_t size)
+{
+	void *buffer;
+
+	assert(size <= daemon->max_write);
+	(void)pthread_once(&read_buffer_once, read_buffer_key_make);
+	buffer = pthread_getspecific(read_buffer_key);
+	if (buffer)
+		return buffer;
+	if (posix_memalign(&buffer, KV_BLOCK_SIZE, daemon->max_write) != 0)
+		return NULL;
+	if (pthread_setspecific(read_buffer_key, buffer) != 0) {
+		free(buffer);
+		return NULL;
+	}
+	return buffer;
+}
+
+/* What a read through HANDLE sees now, with a reference; NULL if the file has no content yet. */
+static struct kv_version *version_to_read(struct kv_daemon *daemon, struct kv_handle *handle)
+{
+	struct kv_node *node = handle->node;
+	struct kv_version *version = NULL;
+
+	if (handle->version)
+		return kv_version_ref(handle->version);
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+	if (node->version)
+		return kv_version_ref(node->version);
+	return kv_file_current(node->file, &version) == 0 ? version : NULL;
+}
+
+/* The version that a change through HANDLE goes to, with a reference. */
+static int version_to_change(
+	struct kv_daemon *daemon, struct kv_handle *handle, struct kv_version **ret_version)
+{
+	struct kv_node *node = handle->node;
+	int r;
+
+	if (node->kind != KV_NODE_WRITING)
+		return -EBADF;
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+	r = kv_node_writable(daemon, node, false);
+	if (r < 0)
+		return r;
+	node->wrote = true;
+	*ret_version = kv_version_ref(node->version);
+	return 0;
+}
+
+static void op_read(
+	fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_version *version = version_to_read(daemon, kv_handle_of(fi));
+	void *buffer = read_buffer(daemon, size);
+	ssize_t n = buffer ? 0 : -ENOMEM;
+
+	(void)id;
+	if (buffer && version)
+		n = kv_version_read(version, buffer, size, (uint64_t)offset);
+	kv_version_unref(version);
+	if (n < 0) {
+		kv_reply_error(req, (int)n);
+		return;
+	}
+	kv_stat_add(&daemon->stats.fuse_read, 1);
+	kv_stat_add(&daemon->stats.fuse_read_bytes, (uint64_t)n);
+	kv_reply_check(daemon, fuse_reply_buf(req, buffer, (size_t)n));
+}
+
+/*
+ * Whoever is not root takes the set-ID bits away by writing (FUSE_CAP_HANDLE_KILLPRIV_V2 makes that
+ * ours; libfuse 3.17 does not hand us the kernel's flag, which says the same).
+ */
+static void drop_set_id(fuse_req_t req, struct kv_node *node, const struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_change change = {.mask = KV_CHANGE_MODE};
+	struct kv_inode inode;
+
+	if (fi->writepage || fuse_req_ctx(req)->uid == 0)
+		return;
+	if (kv_index_get(daemon->index, node->ino, &inode) < 0)
+		return;
+	change.mode = inode.mode & 07777 & ~(uint32_t)S_ISUID;
+	if (inode.mode & S_IXGRP)
+		change.mode &= ~(uint32_t)S_ISGID;
+	if (change.mode != (inode.mode & 07777) &&
+		kv_index_change(daemon->index, node->ino, &change, &inode) == 0)
+		kv_node_attributes_changed(daemon, node);
+}
+
+static void op_write(fuse_req_t req, fuse_ino_t id, const char *data, size_t size, off_t offset,
+	struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle = kv_handle_of(fi);
+	struct kv_version *version;
+	int r = -ESTALE;
+
+	(void)id;
+	for (unsigned i = 0; r == -ESTALE && i < WRITE_RETRIES_MAX; i++) {
+		r = version_to_change(daemon, handle, &version);
+		if (r < 0)
+			break;
+		r = kv_version_write(version, data, size, (uint64_t)offset);
+		kv_version_unref(version);
+	}
+	if (r < 0) {
+		kv_reply_error(req, r == -ESTALE ? EIO : r);
+		return;
+	}
+	drop_set_id(req, handle->node, fi);
+	kv_stat_add(&daemon->stats.fuse_write, 1);
+	kv_stat_add(&daemon->stats.fuse_write_bytes, size);
+	kv_reply_check(daemon, fuse_reply_write(req, size));
+}
+
+/* Publishes what was written through a writing node; the version to be made durable, or NULL if
+ * there is none. */
+static int publish_for_sync(
+	struct kv_daemon *daemon, struct kv_node *node, struct kv_version **ret_version)
+{
+	struct kv_version *current = NULL;
+	bool first;
+	int r;
+
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+	first = kv_file_current(node->file, &current) < 0;
+	if (!first)
+		kv_version_unref(current);
+	r = kv_node_publish(daemon, node, first);
+	*ret_version = NULL;
+	if (r == 0 && !node->active && node->version)
+		*ret_version = kv_version_ref(node->version);
+	return r;
+}
+
+static void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle = kv_handle_of(fi);
+	struct kv_version *version = NULL;
+	int r = 0;
+
+	(void)id;
+	(void)datasync;
+	if (handle->version)
+		version = kv_version_ref(handle->version);
+	else
+		r = publish_for_sync(daemon, handle->node, &version);
+	if (version)
+		r = kv_version_sync(version);
+	kv_version_unref(version);
+	kv_notify_then_reply(daemon->notify, req, r);
+}
+
+static void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t offset, off_t length,
+	struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_version *version;
+	int r = version_to_change(daemon, kv_handle_of(fi), &version);
+
+	(void)id;
+	if (r == 0) {
+		r = kv_version_allocate(version, mode, (uint64_t)offset, (uint64_t)length);
+		kv_version_unref(version);
+	}
+	kv_reply_error(req, r);
+}
+
+static void op_lseek(
+	fuse_req_t req, fuse_ino_t id, off_t offset, int whence, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_version *version = version_to_read(daemon, kv_handle_of(fi));
+	uint64_t found;
+	int r = -ENXIO;
+
+	(void)id;
+	if (version) {
+		r = kv_version_seek(version, (uint64_t)offset, whence, &found);
+		kv_version_unref(version);
+	}
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		kv_reply_check(daemon, fuse_reply_lseek(req, (off_t)found));
+}
+
+/* Shares extents where it can. Sources that are not published: the kernel copies (EOPNOTSUPP). */
+static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_offset,
+	struct fuse_file_info *from_fi, fuse_ino_t to_id, off_t to_offset,
+	struct fuse_file_info *to_fi, size_t length, int flags)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_clone clone = {
+		.from = kv_handle_of(from_fi)->version,
+		.from_offset = (uint64_t)from_offset,
+		.to_offset = (uint64_t)to_offset,
+		.length = length,
+	};
+	struct kv_version *version;
+	uint64_t copied;
+	int r;
+
+	(void)from_id;
+	(void)to_id;
+	(void)flags;
+	if (!clone.from) {
+		kv_reply_error(req, EOPNOTSUPP);
+		return;
+	}
+	r = version_to_change(daemon, kv_handle_of(to_fi), &version);
+	if (r == 0) {
+		r = kv_version_clone(version, &clone, &copied);
+		kv_version_unref(version);
+	}
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		kv_reply_check(daemon, fuse_reply_write(req, copied));
+}
+
+static void op_ioctl(fuse_req_t req, fuse_ino_t id, unsigned int command, void *arg,
+	struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size, size_t out_size)
+{
+	(void)id;
+	(void)command;
+	(void)arg;
+	(void)fi;
+	(void)flags;
+	(void)in;
+	(void)in_size;
+	(void)out_size;
+	kv_reply_error(req, ENOTTY);
+}
+
+void kv_ops_file(struct fuse_lowlevel_ops *ops)
+{
+	ops->read = op_read;
+	ops->write = op_write;
+	ops->fsync = op_fsync;
+	ops->fallocate = op_fallocate;
+	ops->lseek = op_lseek;
+	ops->copy_file_range = op_copy_file_range;
+	ops->ioctl = op_ioctl;
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The namespace: lookup, forget, and everything that makes, moves or removes names. */
+
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "fs/node.h"
+#include "fs/notify.h"
+#include "fs/ops.h"
+#include "fs/reply.h"
+
+/* Longest symlink target: the kernel's PATH_MAX without the NUL. */
+#define TARGET_MAX 4095u
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_node *parent = kv_node_find(daemon, parent_id);
+	struct fuse_entry_param absent = {.entry_timeout = KV_TIMEOUT_LONG};
+	struct kv_inode inode;
+	struct kv_node *node;
+	bool cacheable;
+	int r;
+
+	kv_stat_add(&daemon->stats.fuse_lookup, 1);
+	r = kv_index_lookup(daemon->index, parent->ino, name, strlen(name), &inode);
+	if (r == 0)
+		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+	/* Every name is made through this mount, so the kernel may remember that there is none. */
+	if (r == -ENOENT)
+		kv_reply_check(daemon, fuse_reply_entry(req, &absent));
+	else if (r < 0)
+		kv_reply_error(req, r);
+	else
+		kv_reply_entry(req, node, cacheable);
+}
+
+static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t lookups)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_node *node = kv_node_find(daemon, id);
+
+	if (node && node->ino != KV_ROOT_INO)
+		kv_node_forget(daemon, node, lookups);
+	fuse_reply_none(req);
+}
+
+static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+
+	for (size_t i = 0; i < count; i++) {
+		struct kv_node *node = kv_node_find(daemon, forgets[i].ino);
+
+		if (node && node->ino != KV_ROOT_INO)
+			kv_node_forget(daemon, node, forgets[i].nlookup);
+	}
+	fuse_reply_none(req);
+}
+
+int kv_make_owned(fuse_req_t req, struct kv_node *parent, struct kv_make *make)
+{
+	const struct fuse_ctx *caller = fuse_req_ctx(req);
+	struct kv_inode directory;
+	int r = kv_index_get(kv_daemon_of(req)->index, parent->ino, &directory);
+
+	if (r < 0)
+		return r;
+	make->parent = parent->ino;
+	make->length = strlen(make->name);
+	make->now_ns = kv_core_now_ns(kv_daemon_of(req)->core);
+	make->uid = caller->uid;
+	make->gid = caller->gid;
+	if (directory.mode & S_ISGID) {
+		make->gid = directory.gid;
+		if (S_ISDIR(make->mode))
+			make->mode |= S_ISGID;
+	}
+	return 0;
+}
+
+/* Makes what MAKE says and answers with its entry. */
+static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_make *make)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_inode inode;
+	struct kv_node *node;
+	bool cacheable;
+	int r = kv_make_owned(req, parent, make);
+
+	if (r == 0)
+		r = kv_index_make(daemon->index, make, &inode);
+	if (r == 0)
+		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		kv_reply_entry(req, node, cacheable);
+}
+
+static void op_mknod(
+	fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode, dev_t device)
+{
+	struct kv_make make = {.name = name, .mode = mode};
+
+	(void)device;
+	if (!S_ISREG(mode))
+		kv_reply_error(req, EPERM);
+	else
+		make_and_reply(req, kv_node_find(kv_daemon_of(req), parent_id), &make);
+}
+
+static void op_mkdir(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode)
+{
+	struct kv_make make = {.name = name, .mode = S_IFDIR | (mode & 07777)};
+
+	make_and_reply(req, kv_node_find(kv_daemon_of(req), parent_id), &make);
+}
+
+static void op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent_id, const char *name)
+{
+	struct kv_make make = {.name = name, .mode = S_IFLNK | 0777, .target = target};
+
+	make_and_reply(req, kv_node_find(kv_daemon_of(req), parent_id), &make);
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t id)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	char target[TARGET_MAX + 1];
+	ssize_t n =
+		kv_index_readlink(daemon->index, kv_node_find(daemon, id)->ino, target, TARGET_MAX);
+
+	if (n < 0) {
+		kv_reply_error(req, (int)n);
+		return;
+	}
+	target[n] = '\0';
+	kv_reply_check(daemon, fuse_reply_readlink(req, target));
+}
+
+static void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent_id, const char *name)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_node *node = kv_node_find(daemon, id);
+	struct kv_node *parent = kv_node_find(daemon, parent_id);
+	struct kv_inode inode;
+	bool cacheable;
+	int r;
+
+	/* Another name can rewrite the file from now on, and only one can be invalidated. */
+	if (node->file)
+		kv_node_notify_name(daemon, node->ino);
+	r = kv_index_link(daemon->index, node->ino, parent->ino, name, strlen(name),
+		kv_core_now_ns(daemon->core), &inode);
+	if (r == 0)
+		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		kv_reply_entry(req, node, cacheable);
+}
+
+static void remove_name(fuse_req_t req, fuse_ino_t parent_id, const char *name, bool directory)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_node *parent = kv_node_find(daemon, parent_id);
+	struct kv_inode inode;
+	int r = kv_index_unlink(daemon->index, parent->ino, name, strlen(name), directory, 0,
+		kv_core_now_ns(daemon->core), &inode);
+
+	if (r == 0 && inode.nlink == 0)
+		kv_core_orphan(daemon->core, inode.ino);
+	kv_reply_error(req, r);
+}
+
+static void op_unlink(fuse_req_t req, fuse_ino_t parent_id, const char *name)
+{
+	remove_name(req, parent_id, name, false);
+}
+
+static void op_rmdir(fuse_req_t req, fuse_ino_t parent_id, const char *name)
+{
+	remove_name(req, parent_id, name, true);
+}
+
+/* Publishes the file under a name that is to be renamed, and waits until it is durable if WAIT. */
+static int publish_name(fuse_req_t req, uint64_t parent, const char *name, bool wait)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_version *version;
+	struct kv_inode inode;
+	struct kv_file *file;
+	int r = kv_index_lookup(daemon->index, parent, name, strlen(name), &inode);
+
+	if (r < 0 || !S_ISREG(inode.mode))
+		return r == -ENOENT ? 0 : r;
+	r = kv_node_publish_for_rename(daemon, inode.ino, fuse_req_ctx(req)->pid);
+	if (r < 0 || !wait || !(inode.flags & KV_INODE_HELD))
+		return r;
+	r = kv_file_get(daemon->core, inode.ino, &file);
+	if (r < 0)
+		return r;
+	r = kv_file_current(file, &version);
+	if (r == 0) {
+		r = kv_version_sync(version);
+		kv_version_unref(version);
+	}
+	kv_file_put(file);
+	return r;
+}
+
+/*
+ * A rename publishes the file (P2). Where it replaces another file, that one must not be lost
+ * before the new content is durable: the index then asks for the sync first.
+ */
+static int rename_published(fuse_req_t req, const struct kv_rename *rename,
+	struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	int r = publish_name(req, rename->parent, rename->name, false);
+
+	while (r == 0) {
+		r = kv_index_rename(daemon->index, rename, ret_moved, ret_replaced);
+		if (r != -EINPROGRESS)
+			return r;
+		r = publish_name(req, rename->parent, rename->name, true);
+		if (r == 0)
+			r = publish_name(req, rename->new_parent, rename->new_name, true);
+	}
+	return r;
+}
+
+static void op_rename(fuse_req_t req, fuse_ino_t parent_id, const char *name,
+	fuse_ino_t new_parent_id, const char *new_name, unsigned flags)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_inode moved;
+	struct kv_inode replaced;
+	struct kv_rename rename = {
+		.parent = kv_node_find(daemon, parent_id)->ino,
+		.name = name,
+		.length = strlen(name),
+		.new_parent = kv_node_find(daemon, new_parent_id)->ino,
+		.new_name = new_name,
+		.new_length = strlen(new_name),
+		.flags = flags,
+		.now_ns = kv_core_now_ns(daemon->core),
+	};
+	int r = rename_published(req, &rename, &moved, &replaced);
+
+	if (r == 0 && replaced.ino != 0 && replaced.nlink == 0)
+		kv_core_orphan(daemon->core, replaced.ino);
+	kv_reply_error(req, r);
+	/* The kernel has moved its entry, which may be that of a version older than the one just
+	 * published. */
+	if (r == 0)
+		kv_node_check_entry(daemon, moved.ino);
+}
+
+void kv_ops_name(struct fuse_lowlevel_ops *ops)
+{
+	ops->lookup = op_lookup;
+	ops->forget = op_forget;
+	ops->forget_multi = op_forget_multi;
+	ops->mknod = op_mknod;
+	ops->mkdir = op_mkdir;
+	ops->symlink = op_symlink;
+	ops->readlink = op_readlink;
+	ops->link = op_link;
+	ops->unlink = op_unlink;
+	ops->rmdir = op_rmdir;
+	ops->rename = op_rename;
+}

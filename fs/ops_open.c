@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The life of a handle: create, open, flush, release, and with them publishing (P2). */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "fs/caller.h"
+#include "fs/handle.h"
+#include "fs/notify.h"
+#include "fs/ops.h"
+#include "fs/reply.h"
+
+static bool wants_write(const struct fuse_file_info *fi)
+{
+	return (fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC);
+}
+
+static struct kv_handle *handle_new(struct kv_node *node, bool may_write)
+{
+	struct kv_handle *handle = calloc(1, sizeof(*handle));
+
+	if (!handle)
+		return NULL;
+	handle->node = node;
+	handle->may_write = may_write;
+	return handle;
+}
+
+/* Undoes an open: the counts, the pin, the memory. Publishes if it was the last handle that could
+ * write. */
+static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
+{
+	struct kv_node *node = handle->node;
+
+	if (handle->version)
+		kv_version_close(handle->version);
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		if (handle->may_write && node->write_opens == 1)
+			kv_node_last_writer_closed(daemon, node);
+		kv_node_closed(daemon, node, handle->may_write);
+	}
+	kv_version_unref(handle->version);
+	free(handle);
+}
+
+static void reply_open(fuse_req_t req, struct kv_handle *handle, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	int r;
+
+	fi->fh = (uintptr_t)handle;
+	r = fuse_reply_open(req, fi);
+	/* Interrupted: the kernel knows no handle, so no RELEASE will come. */
+	if (r == -ENOENT)
+		handle_free(daemon, handle);
+	kv_reply_check(daemon, r);
+}
+
+/* ---- Published nodes ---- */
+
+/*
+ * The kernel's mode for one more open of NODE (lock held): as long as others have it open it
+ * cannot change.
+ */
+static enum kv_node_mode choose_mode(
+	struct kv_daemon *daemon, struct kv_node *node, enum kv_access access)
+{
+	if (node->opens > 0)
+		return node->mode;
+	if (!daemon->passthrough)
+		return KV_NODE_CACHED;
+	if (access == KV_ACCESS_HOT && kv_version_backing(node->version) > 0)
+		return KV_NODE_PASSTHROUGH;
+	return KV_NODE_DIRECT;
+}
+
+static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle = handle_new(node, false);
+	enum kv_access access;
+	int r = handle ? kv_version_open(node->version, fi->flags & O_DIRECT, &access) : -ENOMEM;
+
+	if (r < 0) {
+		free(handle);
+		kv_reply_error(req, r);
+		return;
+	}
+	handle->version = kv_version_ref(node->version);
+	fi->noflush = 1;
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		node->mode = choose_mode(daemon, node, access);
+		kv_node_opened(node, false);
+		fi->direct_io = node->mode == KV_NODE_DIRECT;
+		fi->keep_cache = node->mode == KV_NODE_CACHED;
+		if (node->mode == KV_NODE_PASSTHROUGH)
+			fi->backing_id = kv_version_backing(node->version);
+	}
+	kv_file_touch(node->file);
+	if (fi->backing_id > 0)
+		kv_stat_add(&daemon->stats.open_passthrough, 1);
+	reply_open(req, handle, fi);
+}
+
+/* ---- Writing nodes ---- */
+
+static void direct_open(struct fuse_file_info *fi)
+{
+	fi->direct_io = 1;
+	fi->parallel_direct_writes = 1;
+}
+
+static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle = handle_new(node, true);
+	int r = handle ? 0 : -ENOMEM;
+
+	if (r == 0) {
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		r = kv_node_writable(daemon, node, fi->flags & O_TRUNC);
+		if (r == 0) {
+			node->open_pid = (uint32_t)fuse_req_ctx(req)->pid;
+			kv_node_opened(node, true);
+		}
+	}
+	if (r < 0) {
+		free(handle);
+		kv_reply_error(req, r);
+		return;
+	}
+	direct_open(fi);
+	reply_open(req, handle, fi);
+}
+
+/*
+ * Reading on a writing node. Its own process sees its own data. Another process can get here only
+ * while nothing is published: it waits (P3), and is then sent to the published node.
+ */
+static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle;
+	int r;
+
+	if (kv_caller_process(fuse_req_ctx(req)->pid) != node->writer) {
+		r = kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms);
+		kv_reply_error(req, r == 0 ? ESTALE : ENOENT);
+		return;
+	}
+	handle = handle_new(node, false);
+	if (!handle) {
+		kv_reply_error(req, ENOMEM);
+		return;
+	}
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		kv_node_opened(node, false);
+	}
+	direct_open(fi);
+	reply_open(req, handle, fi);
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_node *node = kv_node_find(daemon, id);
+	int r;
+
+	kv_stat_add(&daemon->stats.fuse_open, 1);
+	if (node->kind == KV_NODE_PUBLISHED && wants_write(fi)) {
+		r = kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid);
+		/* The VFS repeats the call with LOOKUP_REVAL, and LOOKUP finds the writing node. */
+		kv_reply_error(req, r < 0 ? r : -ESTALE);
+	} else if (node->kind == KV_NODE_PUBLISHED) {
+		open_published(req, node, fi);
+	} else if (wants_write(fi)) {
+		open_for_writing(req, node, fi);
+	} else {
+		open_unpublished(req, node, fi);
+	}
+}
+
+/* ---- Create ---- */
+
+/* Takes back a name whose node could not be made. */
+static void unmake(struct kv_daemon *daemon, const struct kv_make *make)
+{
+	struct kv_inode inode;
+
+	if (kv_index_unlink(daemon->index, make->parent, make->name, make->length, false, 0,
+		    make->now_ns, &inode) == 0 &&
+		inode.nlink == 0)
+		kv_core_orphan(daemon->core, inode.ino);
+}
+
+static int create(fuse_req_t req, struct kv_make *make, struct kv_node **ret_node)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_inode inode;
+	int r = kv_index_make(daemon->index, make, &inode);
+
+	if (r < 0)
+		return r;
+	r = kv_node_create(daemon, inode.ino, fuse_req_ctx(req)->pid, ret_node);
+	if (r < 0)
+		unmake(daemon, make);
+	return r;
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode,
+	struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_make make = {.name = name, .mode = S_IFREG | (mode & 07777), .hold = true};
+	struct fuse_entry_param entry;
+	struct kv_handle *handle;
+	struct kv_node *node;
+	int r = kv_make_owned(req, kv_node_find(daemon, parent_id), &make);
+
+	kv_stat_add(&daemon->stats.fuse_open, 1);
+	if (r == 0)
+		r = create(req, &make, &node);
+	if (r < 0) {
+		kv_reply_error(req, r);
+		return;
+	}
+	handle = handle_new(node, true);
+	r = handle ? kv_entry_fill(daemon, node, false, &entry) : -ENOMEM;
+	if (r < 0) {
+		free(handle);
+		unmake(daemon, &make);
+		kv_node_forget(daemon, node, 1);
+		kv_reply_error(req, r);
+		return;
+	}
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		kv_node_opened(node, true);
+	}
+	direct_open(fi);
+	fi->fh = (uintptr_t)handle;
+	r = fuse_reply_create(req, &entry, fi);
+	if (r == -ENOENT) {
+		handle_free(daemon, handle);
+		kv_node_forget(daemon, node, 1);
+	}
+	kv_reply_check(daemon, r);
+}
+
+/* ---- Flush and release ---- */
+
+/*
+ * A close by the process that opened the file publishes what was written. Closes of copies of the
+ * descriptor that forked children make (every exec closes them) do not; if the children wrote, the
+ * last RELEASE publishes.
+ */
+static void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle = kv_handle_of(fi);
+	pid_t pid = fuse_req_ctx(req)->pid;
+	struct kv_node *node = handle->node;
+	bool published = false;
+	int r = 0;
+
+	(void)id;
+	if (handle->may_write) {
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		published =
+			node->wrote && node->active &&
+			((uint32_t)pid == node->open_pid || kv_caller_process(pid) == node->writer);
+		if (published)
+			r = kv_node_publish(daemon, node, false);
+	}
+	/* Nobody may find the old version by the kernel's entry once close has returned. */
+	if (published)
+		kv_notify_then_reply(daemon->notify, req, r);
+	else
+		kv_reply_error(req, r);
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
+{
+	(void)id;
+	handle_free(kv_daemon_of(req), kv_handle_of(fi));
+	kv_reply_error(req, 0);
+}
+
+void kv_ops_open(struct fuse_lowlevel_ops *ops)
+{
+	ops->open = op_open;
+	ops->create = op_create;
+	ops->flush = op_flush;
+	ops->release = op_release;
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading a version: from its object, from its base, or from the devices while it fills.
+ */
+#include "fs/core_internal.h"
+
+/* Chunks that are brought in ahead of a sequential reader. */
+#define AHEAD_CHUNKS 8u
+/* A chunk that is punched that often before its reader got to it is read past the object. */
+#define FILLS_MAX 3u
+#define READ_PATIENCE_MS 1000u
+
+struct kv_span kv_span_at(uint64_t offset, uint64_t size)
+{
+	uint32_t from = (uint32_t)(offset & (KV_CHUNK_SIZE - 1));
+
+	return (struct kv_span){
+		.chunk = (uint32_t)(offset >> KV_CHUNK_SHIFT),
+		.from = from,
+		.to = (uint32_t)kv_min_u64(from + size, KV_CHUNK_SIZE),
+	};
+}
+
+/* Chunks that may be under way for one reader without crowding out the others. */
+static uint32_t window(const struct kv_core *core, uint32_t most)
+{
+	uint64_t share = core->budget / 8 / KV_CHUNK_SIZE;
+
+	return (uint32_t)kv_min_u64(kv_max_u64(share, 1), most);
+}
+
+/* Copies out of the object. Lock held; comes back unlocked. */
+static int read_resident(struct kv_version *version, struct kv_slot *slot,
+	const struct kv_span *span, void *ret_memory)
+{
+	uint64_t offset = ((uint64_t)span->chunk << KV_CHUNK_SHIFT) + span->from;
+	int r;
+
+	slot->pins++;
+	/* A stream that has come to a chunk's end is done with it: it is the first to go. */
+	if (span->to == KV_CHUNK_SIZE)
+		slot->flags &= (uint16_t)~KV_SLOT_USED;
+	else
+		slot->flags |= KV_SLOT_USED;
+	version->busy++;
+	(void)pthread_mutex_unlock(&version->lock);
+	r = kv_object_read(version->object, ret_memory, span->to - span->from, offset);
+	KV_LOCKED(&version->lock);
+	slot = kv_slot_find(version, span->chunk);
+	assert(slot->pins > 0 && version->busy > 0);
+	slot->pins--;
+	version->busy--;
+	return r;
+}
+
+/* Reads a COLD chunk past the object. Of a version being written, the slot is kept from changing
+ * meanwhile. */
+static int read_past(struct kv_version *version, const struct kv_span *span, void *ret_memory)
+{
+	_cleanup_free_ uint8_t *buffer = aligned_alloc(KV_BLOCK_SIZE, KV_CHUNK_SIZE);
+	bool lock_slot;
+	int r;
+
+	if (!buffer)
+		return -ENOMEM;
+	memset(buffer, 0, KV_CHUNK_SIZE);
+	{
+		KV_LOCKED(&version->lock);
+		struct kv_slot *slot = kv_slot_find(version, span->chunk);
+		lock_slot = version->state == KV_VERSION_WRITING;
+		if (lock_slot && (slot->flags & KV_SLOT_BUSY || slot->state != KV_CHUNK_COLD))
+			return -EAGAIN;
+		if (lock_slot)
+			slot->flags |= KV_SLOT_BUSY;
+	}
+	r = kv_fill_private(version, span->chunk, buffer);
+	if (lock_slot) {
+		KV_LOCKED(&version->lock);
+		kv_slot_find(version, span->chunk)->flags &= (uint16_t)~KV_SLOT_BUSY;
+		kv_park_wake(version->file->core, version);
+	}
+	if (r == 0)
+		memcpy(ret_memory, buffer + span->from, span->to - span->from);
+	return r;
+}
+
+enum step {
+	STEP_DONE,
+	STEP_BASE,  /* go on with the base */
+	STEP_FILL,  /* bring it in, look again */
+	STEP_PAST,  /* read it past the object, look again if that is refused */
+	STEP_AGAIN, /* something changed */
+};
+
+struct reading {
+	struct kv_version *version; /* counted */
+	unsigned fills;
+};
+
+static bool covers_used(const struct kv_version *version, const struct kv_span *span)
+{
+	uint64_t start = (uint64_t)span->chunk << KV_CHUNK_SHIFT;
+
+	return span->from == 0 && (span->to == KV_CHUNK_SIZE || start + span->to >= version->size);
+}
+
+/* One look at the chunk. *ret_result is the outcome of STEP_DONE. */
+static enum step look(
+	struct reading *reading, const struct kv_span *span, void *ret_memory, int *ret_result)
+{
+	struct kv_version *version = reading->version;
+	enum step step = STEP_DONE;
+
+	*ret_result = 0;
+	(void)pthread_mutex_lock(&version->lock);
+	int r = kv_map_load(version, span->chunk);
+	struct kv_slot *slot = kv_slot_find(version, span->chunk);
+	enum kv_chunk_state state = kv_slot_state(version, span->chunk);
+	if (r < 0 || version->damaged) {
+		*ret_result = -EIO;
+	} else if (slot && kv_slot_is_resident(slot)) {
+		*ret_result = read_resident(version, slot, span, ret_memory);
+		return STEP_DONE;
+	} else if (state == KV_CHUNK_HOLE) {
+		memset(ret_memory, 0, span->to - span->from);
+	} else if (slot && slot->flags & KV_SLOT_BUSY) {
+		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+		step = STEP_AGAIN;
+	} else if (state == KV_CHUNK_BASE) {
+		struct kv_version *base = kv_version_ref(version->base);
+
+		(void)pthread_mutex_unlock(&version->lock);
+		kv_version_unref(version);
+		reading->version = base;
+		return STEP_BASE;
+	} else if (slot->flags & KV_SLOT_FAILED && reading->fills > 0) {
+		*ret_result = -EIO;
+	} else if (reading->fills > FILLS_MAX || (version->direct && covers_used(version, span))) {
+		step = STEP_PAST;
+	} else {
+		step = STEP_FILL;
+	}
+	(void)pthread_mutex_unlock(&version->lock);
+	return step;
+}
+
+static int reading_step(
+	struct reading *reading, const struct kv_span *span, void *ret_memory, bool *ret_done)
+{
+	struct kv_version *version = reading->version;
+	int r;
+
+	switch (look(reading, span, ret_memory, &r)) {
+	case STEP_DONE:
+		*ret_done = true;
+		return r;
+	case STEP_FILL: {
+		const struct kv_fill_range range = {
+			.first = span->chunk,
+			.count = 1,
+			.patience_ms = READ_PATIENCE_MS,
+		};
+		reading->fills++;
+		r = kv_fill_begin(version, &range);
+		if (r == -EAGAIN)
+			reading->fills = FILLS_MAX + 1;
+		return r == -EAGAIN ? 0 : r;
+	}
+	case STEP_PAST:
+		r = read_past(version, span, ret_memory);
+		*ret_done = r != -EAGAIN;
+		return r == -EAGAIN ? 0 : r;
+	default:
+		return 0;
+	}
+}
+
+int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory)
+{
+	struct reading reading = {.version = kv_version_ref(version)};
+	bool done = false;
+	int r;
+
+	assert(span->from < span->to && span->to <= KV_CHUNK_SIZE);
+	do
+		r = reading_step(&reading, span, ret_memory, &done);
+	while (r == 0 && !done);
+	kv_version_unref(reading.version);
+	return r < 0 && r != -ENOMEM ? -EIO : r;
+}
+
+/* Starts what this reader will need: the rest of its request first, then what a sequential one asks
+ * for next. */
+static void begin_fills(struct kv_version *version, uint32_t first, uint32_t last)
+{
+	struct kv_core *core = version->file->core;
+	bool sequential;
+	uint32_t count;
+
+	{
+		KV_LOCKED(&version->lock);
+		count = kv_chunk_count(version->size);
+		sequential = first == version->next_read || first + 1 == version->next_read;
+		version->next_read = last + 1;
+		if (version->all_hot || version->direct || version->damaged ||
+			version->state == KV_VERSION_WRITING)
+			return;
+	}
+	struct kv_fill_range range = {
+		.first = first,
+		.count = window(core, (uint32_t)kv_min_u64(last - first + 1, KV_RUN_CHUNKS)),
+		.patience_ms = READ_PATIENCE_MS,
+	};
+	if (kv_fill_begin(version, &range) < 0 || !sequential || last + 1 >= count)
+		return;
+	range = (struct kv_fill_range){
+		.first = last + 1,
+		.count = window(core, (uint32_t)kv_min_u64(count - last - 1, AHEAD_CHUNKS)),
+		.ahead = true,
+	};
+	(void)kv_fill_begin(version, &range);
+}
+
+ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset)
+{
+	uint8_t *memory = ret_memory;
+	uint64_t end, at;
+
+	{
+		KV_LOCKED(&version->lock);
+		if (size == 0 || offset >= version->size)
+			return 0;
+		end = offset + kv_min_u64(size, version->size - offset);
+	}
+	for (at = offset; at < end;) {
+		const struct kv_span span = kv_span_at(at, end - at);
+		uint32_t last = (uint32_t)((end - 1) >> KV_CHUNK_SHIFT);
+
+		begin_fills(version, span.chunk, last);
+		int r = kv_version_read_span(version, &span, memory + (at - offset));
+		if (r < 0)
+			return r;
+		at += span.to - span.from;
+	}
+	return (ssize_t)(end - offset);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The reaper: frees files that have lost their last name, once nothing uses them. Also what a crash
+ * left.
+ */
+#include "fs/core_internal.h"
+
+#include <inttypes.h>
+
+#define ORPHANS_AT_ONCE 256u
+
+void kv_reap_push(struct kv_core *core, uint64_t ino)
+{
+	struct kv_orphan *orphan = malloc(sizeof(*orphan));
+
+	if (!orphan) {
+		/* The index knows it: the next mount frees it. */
+		kv_log_warning("reap", "out of memory, left for the next mount ino=%" PRIu64, ino);
+		return;
+	}
+	orphan->ino = ino;
+	KV_LOCKED(&core->reaper.lock);
+	STAILQ_INSERT_TAIL(&core->reaper.queue, orphan, entry);
+	(void)pthread_cond_signal(&core->reaper.cond);
+}
+
+/* Nobody can get at the file's content any more, or false. Shard locked. */
+static bool close_file_locked(struct kv_file *file, struct kv_version **ret_current)
+{
+	if (atomic_load(&file->opens) > 0 || file->inflight > 0 || file->reaped) {
+		file->reap_queued = false;
+		return false;
+	}
+	file->reaped = true;
+	file->generation++;
+	*ret_current = kv_steal_ptr(&file->current);
+	return true;
+}
+
+static uint64_t reap_records(struct kv_core *core, uint64_t ino, struct kv_file *file)
+{
+	uint64_t blocks = 0;
+	int r;
+
+	do {
+		struct kv_freed freed = {0};
+
+		r = kv_index_reap(core->index, ino, &freed);
+		if (r < 0)
+			break;
+		for (size_t i = 0; i < freed.count; i++)
+			blocks += freed.extents[i].count;
+		if (file)
+			kv_file_release(file, NULL, &freed);
+		else
+			kv_space_release(core->space, &freed);
+	} while (r == 1 && !atomic_load(&core->stopping));
+	if (r < 0 && r != -ENOENT)
+		kv_log_warning("reap", "cannot free ino=%" PRIu64 " error=%s", ino, strerror(-r));
+	return blocks;
+}
+
+uint64_t kv_reap_ino(struct kv_core *core, uint64_t ino)
+{
+	struct kv_shard *shard = kv_shard_of(core, ino);
+	struct kv_file *file = kv_file_find(core, ino);
+	struct kv_version *current = NULL;
+	uint64_t blocks = 0;
+	bool closed = true;
+
+	if (file) {
+		KV_LOCKED(&shard->lock);
+		closed = close_file_locked(file, &current);
+	}
+	/* Before the index forgets: whoever still reads an old version knows all of its extents
+	 * himself. */
+	kv_version_unref(current);
+	if (closed && file && kv_file_pin_maps(file, NULL) < 0) {
+		kv_log_warning("reap", "out of memory, left for the next mount ino=%" PRIu64, ino);
+		closed = false;
+	}
+	if (closed)
+		blocks = reap_records(core, ino, file);
+	kv_file_put(file);
+	return blocks;
+}
+
+static void reap_leftovers(struct kv_core *core)
+{
+	uint64_t inos[ORPHANS_AT_ONCE];
+	uint64_t after = 0;
+	ssize_t n;
+
+	while ((n = kv_index_orphans(core->index, after, inos, ORPHANS_AT_ONCE)) > 0) {
+		for (ssize_t i = 0; i < n; i++) {
+			if (atomic_load(&core->stopping))
+				return;
+			(void)kv_reap_ino(core, inos[i]);
+		}
+		after = inos[n - 1];
+	}
+}
+
+static void *reap_main(void *arg)
+{
+	struct kv_core *core = arg;
+
+	reap_leftovers(core);
+	for (;;) {
+		struct kv_orphan *orphan;
+		{
+			KV_LOCKED(&core->reaper.lock);
+			core->reaper.working = false;
+			if (STAILQ_EMPTY(&core->reaper.queue))
+				(void)pthread_cond_broadcast(&core->reaper.idle);
+			while (STAILQ_EMPTY(&core->reaper.queue) && !core->reaper.stop)
+				(void)pthread_cond_wait(&core->reaper.cond, &core->reaper.lock);
+			orphan = STAILQ_FIRST(&core->reaper.queue);
+			if (!orphan)
+				return NULL;
+			STAILQ_REMOVE_HEAD(&core->reaper.queue, entry);
+			core->reaper.working = true;
+			/* At the end the rest is left to the next mount, which finds it in the
+			 * index. */
+			if (core->reaper.stop) {
+				free(orphan);
+				continue;
+			}
+		}
+		(void)kv_reap_ino(core, orphan->ino);
+		free(orphan);
+	}
+}
+
+void kv_reap_drain(struct kv_core *core, unsigned ms)
+{
+	int64_t until = kv_monotonic_ms() + ms;
+	KV_LOCKED(&core->reaper.lock);
+
+	while (core->reaper.working || !STAILQ_EMPTY(&core->reaper.queue)) {
+		int64_t left = until - kv_monotonic_ms();
+		if (left <= 0)
+			return;
+		(void)kv_cond_wait_ms(&core->reaper.idle, &core->reaper.lock, (unsigned)left);
+	}
+}
+
+int kv_reap_start(struct kv_core *core)
+{
+	int r;
+
+	core->reaper.working = true;
+	r = kv_core_thread(core, reap_main);
+	return r < 0 ? r : kv_store_evict_start(core);
+}
+
+void kv_reap_stop(struct kv_core *core)
+{
+	kv_store_evict_stop(core);
+	KV_LOCKED(&core->reaper.lock);
+	core->reaper.stop = true;
+	(void)pthread_cond_broadcast(&core->reaper.cond);
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rings: many transfers at once over any kv_io_ops table, made whole.
+ *
+ * The table gets copies of the callers' transfers, one a slot, so that a short one can be
+ * continued, and a caller may reuse its own as soon as DONE was called for it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fs/device.h"
+#include "fs/device_internal.h"
+
+/* A transfer that makes no progress that many times in a row fails. */
+#define RETRIES_MAX 64u
+/* Buffers are tracked in a 64-bit word. */
+#define RING_BUFFERS_MAX 64u
+#define REAP_BATCH 32u
+
+struct slot {
+	struct kv_io
+		io; /* the rest of USER's transfer; first, so that a completion finds its slot */
+	struct kv_io *user;
+	unsigned retries;
+};
+
+struct kv_ring {
+	struct kv_devices *devices;
+	const struct kv_io_ops *ops;
+	struct kv_io_queue *queue;
+	unsigned depth;
+	bool running;
+	unsigned buffer_count;
+	uint64_t buffers_taken; /* bit N: buffer N */
+	unsigned free_count;
+	struct slot *free[KV_RING_DEPTH_MAX]; /* unused slots */
+	unsigned again_count;
+	struct slot *again[KV_RING_DEPTH_MAX]; /* slots to be submitted once more */
+	struct slot slots[KV_RING_DEPTH_MAX];
+};
+
+/* One kv_ring_run. */
+struct run {
+	struct kv_ring *ring;
+	void (*done)(void *arg, struct kv_io *io);
+	void *arg;
+	int error; /* the first */
+};
+
+int kv_ring_new(struct kv_devices *devices, unsigned depth, struct kv_ring **ret_ring)
+{
+	struct kv_ring *ring = calloc(1, sizeof(*ring));
+	int r;
+
+	if (!ring)
+		return -ENOMEM;
+	ring->devices = devices;
+	ring->ops = devices->ops;
+	ring->depth = depth == 0 ? 1 : (unsigned)kv_min_u64(depth, KV_RING_DEPTH_MAX);
+	r = ring->ops->queue_new(
+		ring->ops->context, devices->handles, devices->count, ring->depth, &ring->queue);
+	if (r < 0) {
+		free(ring);
+		return r;
+	}
+	while (ring->buffer_count < RING_BUFFERS_MAX &&
+		ring->ops->buffer(ring->ops->context, ring->queue, ring->buffer_count))
+		ring->buffer_count++;
+	for (unsigned i = 0; i < ring->depth; i++)
+		ring->free[ring->free_count++] = &ring->slots[i];
+	*ret_ring = ring;
+	return 0;
+}
+
+struct kv_ring *kv_ring_free(struct kv_ring *ring)
+{
+	if (!ring)
+		return NULL;
+	assert(!ring->running);
+	assert(ring->buffers_taken == 0);
+	ring->ops->queue_free(ring->ops->context, ring->queue);
+	free(ring);
+	return NULL;
+}
+
+static void finish(struct run *run, struct slot *slot, int result)
+{
+	struct kv_ring *ring = run->ring;
+	struct kv_io *user = slot->user;
+
+	user->result = result;
+	user->done = user->length - slot->io.length;
+	if (result < 0) {
+		kv_devices_note_error(ring->devices, user, result);
+		if (run->error == 0)
+			run->error = result;
+	}
+	/* A write that failed may have changed something, too. */
+	if (user->kind == KV_IO_WRITE)
+		kv_devices_note_write(ring->devices, user->device);
+	ring->free[ring->free_count++] = slot;
+	if (run->done)
+		run->done(run->arg, user);
+}
+
+/* Tries SLOT again for lack of progress, or gives up with ERROR. */
+static void retry(struct run *run, struct slot *slot, int error)
+{
+	if (++slot->retries > RETRIES_MAX)
+		finish(run, slot, error);
+	else
+		run->ring->again[run->ring->again_count++] = slot;
+}
+
+static void complete(struct run *run, struct slot *slot, int result)
+{
+	struct kv_io *io = &slot->io;
+	uint32_t moved;
+
+	if (result == -EINTR || result == -EAGAIN) {
+		retry(run, slot, -EIO);
+		return;
+	}
+	/* Nothing moved, without an error: behind the end of the device. */
+	if (result == 0 || result > (int64_t)io->length)
+		result = -EIO;
+	if (result < 0) {
+		finish(run, slot, result);
+		return;
+	}
+	if ((uint32_t)result == io->length) {
+		io->length = 0;
+		finish(run, slot, 0);
+		return;
+	}
+	/* Direct I/O must go on at a block; the part of one is transferred again. */
+	moved = (uint32_t)result & ~(KV_BLOCK_SIZE - 1);
+	if (moved == 0) {
+		retry(run, slot, -EIO);
+		return;
+	}
+	io->offset += moved;
+	io->memory = (char *)io->memory + moved;
+	io->length -= moved;
+	slot->retries = 0;
+	run->ring->again[run->ring->again_count++] = slot;
+}
+
+static struct slot *take_slot(struct kv_ring *ring, struct kv_io *user)
+{
+	struct slot *slot = ring->free[--ring->free_count];
+
+	assert(user->device < ring->devices->count);
+	assert(user->offset % KV_BLOCK_SIZE == 0);
+	assert(user->length % KV_BLOCK_SIZE == 0 && user->length > 0);
+	assert((uintptr_t)user->memory % KV_BLOCK_SIZE == 0);
+	user->done = 0;
+	slot->io = *user;
+	slot->user = user;
+	slot->retries = 0;
+	return slot;
+}
+
+/* Queues SLOT. False: the queue is full, and completions will make room. */
+static bool submit_slot(struct run *run, struct slot *slot)
+{
+	struct kv_ring *ring = run->ring;
+	int r = ring->ops->submit(ring->ops->context, ring->queue, &slot->io);
+
+	if (r == -EAGAIN && ring->free_count + ring->again_count + 1 < ring->depth)
+		return false;
+	if (r == -EAGAIN)
+		retry(run, slot, -EIO);
+	else if (r < 0)
+		finish(run, slot, r);
+	return true;
+}
+
+/* Fills the queue: first what has to go on, then new transfers from IOS. Returns how many of these.
+ */
+static unsigned fill_queue(struct run *run, struct kv_io *ios, unsigned count)
+{
+	struct kv_ring *ring = run->ring;
+	unsigned taken = 0;
+
+	while (ring->again_count > 0) {
+		struct slot *slot = ring->again[--ring->again_count];
+
+		if (!submit_slot(run, slot)) {
+			ring->again[ring->again_count++] = slot;
+			return 0;
+		}
+	}
+	while (taken < count && ring->free_count > 0) {
+		struct slot *slot = take_slot(ring, &ios[taken]);
+
+		taken++;
+		if (!submit_slot(run, slot)) {
+			ring->again[ring->again_count++] = slot;
+			break;
+		}
+	}
+	return taken;
+}
+
+int kv_ring_run(struct kv_ring *ring, struct kv_io *ios, unsigned count,
+	void (*done)(void *arg, struct kv_io *io), void *arg)
+{
+	struct run run = {.ring = ring, .done = done, .arg = arg};
+	struct kv_io_completion completions[REAP_BATCH];
+	unsigned next = 0;
+
+	assert(!ring->running);
+	ring->running = true;
+	while (next < count || ring->free_count < ring->depth) {
+		int n;
+
+		next += fill_queue(&run, ios + next, count - next);
+		if (ring->free_count + ring->again_count == ring->depth)
+			continue; /* all that was submitted failed at once */
+		n = ring->ops->reap(ring->ops->context, ring->queue, true, completions, REAP_BATCH);
+		/*
+		 * Only misuse of the queue ends here. Going on would leave transfers in flight into
+		 * memory that the caller takes back: better no daemon than that.
+		 */
+		assert(n >= 0);
+		for (int i = 0; i < n; i++)
+			complete(&run, (struct slot *)completions[i].io, completions[i].result);
+	}
+	ring->running = false;
+	return run.error;
+}
+
+void *kv_ring_buffer_get(struct kv_ring *ring, int *ret_index)
+{
+	for (unsigned i = 0; i < ring->buffer_count; i++) {
+		if (ring->buffers_taken & (UINT64_C(1) << i))
+			continue;
+		ring->buffers_taken |= UINT64_C(1) << i;
+		*ret_index = (int)i;
+		return ring->ops->buffer(ring->ops->context, ring->queue, i);
+	}
+	return NULL;
+}
+
+void kv_ring_buffer_put(struct kv_ring *ring, int index)
+{
+	assert(index >= 0 && (unsigned)index < ring->buffer_count);
+	assert(ring->buffers_taken & (UINT64_C(1) << index));
+	ring->buffers_taken &= ~(UINT64_C(1) << index);
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mounting, the INIT handshake and the loop: see session.h. */
+
+#include "fs/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/sysmacros.h>
+
+#include "fs/log.h"
+#include "fs/ops.h"
+#include "fs/passthrough.h"
+
+/* Bytes one request carries: a chunk. More would need fs.fuse.max_pages_limit above its default. */
+#define REQUEST_SIZE KV_CHUNK_SIZE
+/*
+ * Workers block while a cold file is filled or write-back is behind, so there may be many;
+ * libfuse starts them on demand and keeps a few.
+ */
+#define WORKERS_MAX 256u
+#define WORKERS_IDLE 16u
+#define BACKGROUND_MAX 64u
+/* Readahead for mappings that the daemon serves: the default of 128 KiB makes small requests. */
+#define READ_AHEAD_KB 4096
+
+static void op_init(void *userdata, struct fuse_conn_info *conn)
+{
+	struct kv_daemon *daemon = userdata;
+
+	/* Content changes only with a node, so the kernel need not look for changes itself. */
+	(void)fuse_unset_feature_flag(conn, FUSE_CAP_AUTO_INVAL_DATA);
+	(void)fuse_set_feature_flag(conn, FUSE_CAP_EXPLICIT_INVAL_DATA);
+	(void)fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
+	(void)fuse_set_feature_flag(conn, FUSE_CAP_PARALLEL_DIROPS);
+	(void)fuse_set_feature_flag(conn, FUSE_CAP_CACHE_SYMLINKS);
+	(void)fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
+	(void)fuse_set_feature_flag(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
+	(void)fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_READ);
+	conn->no_interrupt = 1;
+	conn->max_write = REQUEST_SIZE;
+	conn->max_background = BACKGROUND_MAX;
+	if (daemon->options.passthrough != KV_PASSTHROUGH_OFF) {
+		daemon->init_passthrough = fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH);
+		conn->max_backing_stack_depth = 1;
+	}
+	daemon->max_write = conn->max_write;
+}
+
+static void fill_ops(struct fuse_lowlevel_ops *ops)
+{
+	ops->init = op_init;
+	kv_ops_name(ops);
+	kv_ops_attr(ops);
+	kv_ops_open(ops);
+	kv_ops_file(ops);
+	kv_ops_dir(ops);
+}
+
+static int add_option(struct fuse_args *args, const char *option)
+{
+	return fuse_opt_add_arg(args, "-o") == 0 && fuse_opt_add_arg(args, option) == 0 ? 0
+											: -ENOMEM;
+}
+
+static int session_new(struct kv_daemon *daemon)
+{
+	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+	struct fuse_lowlevel_ops ops = {0};
+	char source[4096];
+	int r = 0;
+
+	/* A comma would end the option; the source is only for people to read. */
+	(void)snprintf(source, sizeof(source), "fsname=kvfs:%.4000s", daemon->store->path);
+	for (char *p = source; *p; p++)
+		if (*p == ',')
+			*p = '_';
+	if (fuse_opt_add_arg(&args, "kvfsd") < 0)
+		r = -ENOMEM;
+	if (r == 0)
+		r = add_option(&args, source);
+	if (r == 0)
+		r = add_option(&args, "subtype=kvfs,default_permissions");
+	if (r == 0 && daemon->options.allow_other)
+		r = add_option(&args, "allow_other");
+	fill_ops(&ops);
+	if (r == 0) {
+		daemon->session = fuse_session_new(&args, &ops, sizeof(ops), daemon);
+		if (!daemon->session)
+			r = -EINVAL;
+	}
+	fuse_opt_free_args(&args);
+	return r;
+}
+
+/* The first request of a connection is INIT; answers it. */
+static int answer_init(struct kv_daemon *daemon)
+{
+	struct fuse_buf buffer = {0};
+	int r;
+
+	do
+		r = fuse_session_receive_buf(daemon->session, &buffer);
+	while (r == -EINTR || r == -EAGAIN);
+	if (r > 0) {
+		fuse_session_process_buf(daemon->session, &buffer);
+		r = fuse_session_exited(daemon->session) ? -EPROTO : 0;
+	} else if (r == 0) {
+		r = -ENODEV;
+	}
+	free(buffer.mem);
+	return r;
+}
+
+/* Tries passthrough once with a file of the DRAM tier; if it fails, the whole mount goes without.
+ */
+static int probe_passthrough(struct kv_daemon *daemon)
+{
+	struct kv_object *object;
+	int id;
+	int fd;
+	int r = kv_object_new(kv_core_dram(daemon->core), 0, 0, &object);
+
+	if (r < 0)
+		return r;
+	fd = kv_object_get(object);
+	id = fd < 0 ? fd : kv_passthrough_open(fuse_session_fd(daemon->session), fd);
+	if (id > 0)
+		kv_passthrough_close(fuse_session_fd(daemon->session), id);
+	if (fd >= 0)
+		kv_object_put(object);
+	kv_object_free(object);
+	return id < 0 ? id : 0;
+}
+
+static void decide_passthrough(struct kv_daemon *daemon)
+{
+	const char *reason = "-";
+	int r = 0;
+
+	if (daemon->options.passthrough == KV_PASSTHROUGH_OFF) {
+		reason = "switched off by -o passthrough=off";
+	} else if (!daemon->init_passthrough) {
+		reason = "the kernel does not offer it (needs Linux 6.9 with FUSE_PASSTHROUGH)";
+	} else {
+		r = probe_passthrough(daemon);
+		daemon->passthrough = r == 0;
+		if (r == -EPERM)
+			reason = "needs CAP_SYS_ADMIN in the initial user namespace";
+		else if (r < 0)
+			reason = strerror(-r);
+	}
+	(void)snprintf(
+		daemon->passthrough_reason, sizeof(daemon->passthrough_reason), "%s", reason);
+}
+
+/* The device number of the mount, found without a request to ourselves. */
+static int find_device(const char *directory, unsigned *ret_major, unsigned *ret_minor)
+{
+	FILE *file = fopen("/proc/self/mountinfo", "re");
+	_cleanup_free_ char *line = NULL;
+	size_t size = 0;
+	int r = -ENOENT;
+
+	if (!file)
+		return -errno;
+	while (getline(&line, &size, file) > 0) {
+		unsigned major_number;
+		unsigned minor_number;
+		char path[4097];
+
+		if (sscanf(line, "%*s %*s %u:%u %*s %4096s", &major_number, &minor_number, path) ==
+				3 &&
+			strcmp(path, directory) == 0) {
+			*ret_major = major_number;
+			*ret_minor = minor_number;
+			r = 0; /* the last one is the one on top */
+		}
+	}
+	(void)fclose(file);
+	return r;
+}
+
+static void raise_read_ahead(const char *directory)
+{
+	unsigned major_number;
+	unsigned minor_number;
+	char path[64];
+	_cleanup_fd_ int fd = -1;
+
+	if (find_device(directory, &major_number, &minor_number) < 0)
+		return;
+	(void)snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major_number,
+		minor_number);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0 || dprintf(fd, "%d", READ_AHEAD_KB) < 0)
+		kv_log_debug("mount", "read-ahead stays at the default path=%s error=%s", path,
+			strerror(errno));
+}
+
+int kv_session_start(
+	struct kv_daemon *daemon, const char *directory, char *ret_error, size_t error_size)
+{
+	int r = session_new(daemon);
+
+	if (r < 0) {
+		(void)snprintf(
+			ret_error, error_size, "cannot make a FUSE session: %s", strerror(-r));
+		return r;
+	}
+	if (fuse_session_mount(daemon->session, directory) != 0) {
+		(void)snprintf(ret_error, error_size,
+			"cannot mount on %s: is /dev/fuse there, and are you root (or is "
+			"fusermount3 installed)?",
+			directory);
+		return -EPERM;
+	}
+	r = answer_init(daemon);
+	if (r < 0) {
+		(void)snprintf(ret_error, error_size, "the kernel's FUSE handshake failed: %s",
+			strerror(-r));
+		return r;
+	}
+	decide_passthrough(daemon);
+	if (daemon->options.passthrough == KV_PASSTHROUGH_ON && !daemon->passthrough) {
+		(void)snprintf(ret_error, error_size,
+			"passthrough=on, but it is not possible: %s; use passthrough=auto",
+			daemon->passthrough_reason);
+		return -EOPNOTSUPP;
+	}
+	raise_read_ahead(directory);
+	return 0;
+}
+
+int kv_session_loop(struct kv_daemon *daemon)
+{
+	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	int r;
+
+	if (!config)
+		return -ENOMEM;
+	fuse_loop_cfg_set_clone_fd(config, 1);
+	fuse_loop_cfg_set_max_threads(config, WORKERS_MAX);
+	fuse_loop_cfg_set_idle_threads(config, WORKERS_IDLE);
+	r = fuse_session_loop_mt(daemon->session, config);
+	fuse_loop_cfg_destroy(config);
+	/* A positive result is the signal that ended the loop: an orderly stop. */
+	return r < 0 ? r : 0;
+}
+
+void kv_session_stop(struct kv_daemon *daemon)
+{
+	if (daemon->session)
+		fuse_session_unmount(daemon->session);
+}
+
+void kv_session_free(struct kv_daemon *daemon)
+{
+	if (daemon->session)
+		fuse_session_destroy(daemon->session);
+	daemon->session = NULL;
+}

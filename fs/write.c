@@ -1,0 +1,535 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writing to a version that is not published. Each chunk is made ready first (content from the base
+ * or the devices, DRAM, space in the store), one step at a time and with no lock held; then the
+ * bytes are copied.
+ */
+#include "fs/core_internal.h"
+
+/* Small files grow in DRAM by this many blocks, larger ones by whole chunks. */
+#define GROW_BLOCKS 16u
+#define ATTEMPTS_MAX 3u
+
+static unsigned first_block(const struct kv_span *span)
+{
+	return span->from >> KV_BLOCK_SHIFT;
+}
+
+static unsigned end_block(const struct kv_span *span)
+{
+	return (unsigned)kv_div_round_up(span->to, KV_BLOCK_SIZE);
+}
+
+static uint64_t span_end(const struct kv_span *span)
+{
+	return ((uint64_t)span->chunk << KV_CHUNK_SHIFT) + span->to;
+}
+
+/* ---- Space ---- */
+
+/* Blocks to be promised for a write of SPAN, given presence BITS of the chunk. FLAGS and STATE are
+ * the slot's. */
+static unsigned blocks_needed(
+	const struct kv_span *span, const struct kv_bits *bits, unsigned state, unsigned flags)
+{
+	struct kv_bits after = *bits;
+	unsigned before = kv_bits_count(bits);
+
+	kv_bits_set(&after, first_block(span), end_block(span));
+	/* A chunk that is promised already needs what is new; any other one is written whole again.
+	 */
+	if (state == KV_CHUNK_DIRTY && (!(flags & KV_SLOT_WRITEBACK) || flags & KV_SLOT_REDIRTIED))
+		return kv_bits_count(&after) - before;
+	return kv_bits_count(&after);
+}
+
+static bool covers_present(const struct kv_span *span, const struct kv_bits *bits)
+{
+	return kv_bits_next(bits, first_block(span), false) >= end_block(span);
+}
+
+static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint64_t *blocks)
+{
+	struct kv_version *version = writer->version;
+	struct kv_bits bits = {0};
+	unsigned state, flags = 0;
+	int r = 0;
+
+	{
+		KV_LOCKED(&version->lock);
+		const struct kv_slot *slot = kv_slot_find(version, span->chunk);
+		state = kv_slot_state(version, span->chunk);
+		if (slot) {
+			flags = slot->flags;
+			kv_slot_bits(slot, &bits);
+		}
+	}
+	if (state == KV_CHUNK_BASE)
+		r = kv_chunk_bits(version, span->chunk, &bits);
+	if (r == 0)
+		*blocks += blocks_needed(span, &bits, state, flags);
+	return r;
+}
+
+int kv_writer_promise(struct kv_writer *writer, uint64_t offset, uint64_t size)
+{
+	uint64_t blocks = 0;
+
+	for (uint64_t at = offset; at < offset + size;) {
+		const struct kv_span span = kv_span_at(at, offset + size - at);
+		int r = needed_for(writer, &span, &blocks);
+
+		if (r < 0)
+			return r;
+		at += span.to - span.from;
+	}
+	int r = kv_core_reserve(writer->version->file->core, blocks);
+	if (r == 0)
+		writer->promised += blocks;
+	return r;
+}
+
+void kv_writer_done(struct kv_writer *writer)
+{
+	if (writer->promised > 0)
+		kv_space_unreserve(writer->version->file->core->space, writer->promised);
+	writer->promised = 0;
+}
+
+static int promise_more(struct kv_writer *writer, unsigned blocks)
+{
+	int r;
+
+	if (writer->promised >= blocks)
+		return 0;
+	r = kv_core_reserve(writer->version->file->core, blocks - writer->promised);
+	if (r == 0)
+		writer->promised = blocks;
+	return r;
+}
+
+/* ---- DRAM ---- */
+
+/* Lock held. Blocks of DRAM the chunk must have before SPAN can be written. */
+static unsigned charge_wanted(const struct kv_version *version, const struct kv_span *span)
+{
+	/* A published version's object ends where the file ends. */
+	if (version->state != KV_VERSION_WRITING)
+		return kv_chunk_used(version->size, span->chunk);
+	if (span->chunk == 0 && version->size <= KV_CHUNK_SIZE)
+		return (unsigned)kv_round_up(end_block(span), GROW_BLOCKS);
+	return KV_CHUNK_BLOCKS;
+}
+
+/* Lock held. True if the next chunk is best allocated along: a huge page is two chunks, and the
+ * writer goes on there. */
+static bool claim_next(struct kv_version *version, uint32_t number)
+{
+	struct kv_slot *next;
+
+	if (number % 2 || number == 0 || version->size < (uint64_t)number << KV_CHUNK_SHIFT ||
+		version->size > (uint64_t)(number + 1) << KV_CHUNK_SHIFT ||
+		number + 1 == UINT32_MAX || kv_slot_get(version, number + 1, &next) < 0)
+		return false;
+	if (next->state != KV_CHUNK_HOLE || next->charge || next->flags & KV_SLOT_BUSY)
+		return false;
+	next->flags |= KV_SLOT_BUSY;
+	return true;
+}
+
+static int charge_and_allocate(
+	struct kv_version *version, uint64_t offset, uint64_t bytes, unsigned patience_ms)
+{
+	struct kv_core *core = version->file->core;
+	int r = -ENOSPC;
+
+	for (unsigned i = 0; i < ATTEMPTS_MAX && r == -ENOSPC; i++) {
+		r = kv_core_charge(core, bytes, patience_ms);
+		if (r < 0)
+			break;
+		r = kv_object_allocate(version->object, offset, bytes);
+		if (r == 0)
+			break;
+		kv_core_uncharge(core, bytes);
+		/* The tier's filesystem is short although the budget is not: huge pages used in
+		 * part. */
+		if (r == -ENOSPC)
+			(void)kv_evict_reclaim(core, bytes);
+	}
+	return r == -EAGAIN || r == -E2BIG || r == -ENOSPC ? -ENOMEM : r;
+}
+
+/* Lock held. The chunk has BLOCKS blocks of DRAM now. */
+static void grown(struct kv_version *version, uint32_t number, unsigned blocks)
+{
+	struct kv_slot *slot = kv_slot_find(version, number);
+
+	if (blocks > slot->charge) {
+		version->charged += blocks - slot->charge;
+		slot->charge = blocks & 511;
+	}
+}
+
+/* Lock held. */
+static void free_slot(struct kv_version *version, uint32_t number)
+{
+	kv_slot_find(version, number)->flags &= (uint16_t)~KV_SLOT_BUSY;
+	kv_park_wake(version->file->core, version);
+}
+
+/* Lock held, the slot BUSY by the caller, which it stays. Drops the lock meanwhile. */
+static int grow(struct kv_version *version, uint32_t number, unsigned wanted)
+{
+	unsigned from = kv_slot_find(version, number)->charge;
+	bool pair = wanted == KV_CHUNK_BLOCKS && from == 0 && claim_next(version, number);
+	uint64_t offset = ((uint64_t)number << KV_CHUNK_SHIFT) + ((uint64_t)from << KV_BLOCK_SHIFT);
+	bool paired = false;
+	int r = -ENOMEM;
+
+	if (from >= wanted)
+		return 0;
+	(void)pthread_mutex_unlock(&version->lock);
+	if (pair) {
+		r = charge_and_allocate(version, offset, 2 * KV_CHUNK_SIZE, 0);
+		paired = r == 0;
+	}
+	if (r < 0)
+		r = charge_and_allocate(version, offset,
+			(uint64_t)(wanted - from) << KV_BLOCK_SHIFT, KV_PATIENCE_MS);
+	(void)pthread_mutex_lock(&version->lock);
+	if (pair) {
+		grown(version, number + 1, paired ? KV_CHUNK_BLOCKS : 0);
+		free_slot(version, number + 1);
+	}
+	if (r == 0)
+		grown(version, number, wanted);
+	return r;
+}
+
+/* Lock held. The object, large enough for END bytes. */
+static int ensure_object(struct kv_version *version, uint64_t end)
+{
+	uint64_t size = kv_round_up(end, KV_CHUNK_SIZE);
+	int r = kv_version_object_locked(version);
+
+	if (r < 0 || version->object_size >= size || version->state != KV_VERSION_WRITING)
+		return r;
+	r = kv_object_resize(version->object, size);
+	if (r == 0)
+		version->object_size = size;
+	return r;
+}
+
+/* ---- Content ---- */
+
+/* Lock held, the slot's content resident (or not needed): DIRTY with BITS. The promise pays for it.
+ */
+static int make_dirty(struct kv_writer *writer, struct kv_slot *slot, const struct kv_bits *bits)
+{
+	struct kv_version *version = writer->version;
+	struct kv_core *core = version->file->core;
+	bool under_way = slot->flags & KV_SLOT_WRITEBACK && !(slot->flags & KV_SLOT_REDIRTIED);
+	unsigned after = kv_bits_count(bits), before, paid;
+	struct kv_bits old;
+
+	kv_slot_bits(slot, &old);
+	before = kv_bits_count(&old);
+	if (slot->state != KV_CHUNK_DIRTY) {
+		if (slot->flags & KV_SLOT_FRESH)
+			kv_space_cancel(core->space, kv_slot_extents(slot), slot->extent_count);
+		kv_slot_clear_extents(slot);
+		slot->flags &= (uint16_t) ~(
+			KV_SLOT_FRESH | KV_SLOT_SHARED | KV_SLOT_FAILED | KV_SLOT_RESIDENT);
+		/* A BASE chunk's blocks were counted already. */
+		version->blocks += after;
+		version->blocks -= slot->state == KV_CHUNK_BASE ? after : before;
+		version->dirty += after;
+		kv_core_dirty_add(core, after);
+		paid = after;
+		slot->state = KV_CHUNK_DIRTY;
+	} else {
+		version->blocks += after - before;
+		version->dirty += after - before;
+		kv_core_dirty_add(core, after - before);
+		paid = under_way ? after : after - before;
+		if (under_way)
+			slot->flags |= KV_SLOT_REDIRTIED;
+	}
+	assert(writer->promised >= paid);
+	writer->promised -= paid;
+	version->reserved += paid;
+	return kv_slot_set_bits(slot, bits);
+}
+
+/* Copies the content of a BASE chunk, which ends with block END, into the object. */
+static int copy_base(struct kv_version *version, uint32_t number, unsigned end)
+{
+	const struct kv_span span = {.chunk = number, .to = end << KV_BLOCK_SHIFT};
+	_cleanup_free_ uint8_t *buffer = malloc(span.to);
+	uint64_t start = (uint64_t)number << KV_CHUNK_SHIFT, room;
+	struct kv_version *base;
+	int r;
+
+	if (!buffer)
+		return -ENOMEM;
+	{
+		KV_LOCKED(&version->lock);
+		base = kv_version_ref(version->base);
+		room = version->object_size - start;
+	}
+	r = kv_version_read_span(base, &span, buffer);
+	kv_version_unref(base);
+	if (r < 0)
+		return r;
+	return kv_object_write(version->object, buffer, kv_min_u64(span.to, room), start);
+}
+
+static int prepare_base(
+	struct kv_writer *writer, uint32_t number, bool content, struct kv_bits *ret_bits)
+{
+	struct kv_version *version = writer->version;
+	int r = kv_chunk_bits(version, number, ret_bits);
+	unsigned end = kv_bits_end(ret_bits);
+
+	if (r < 0 || end == 0)
+		return r;
+	r = promise_more(writer, kv_bits_count(ret_bits));
+	if (r < 0)
+		return r;
+	{
+		const struct kv_span whole = {.chunk = number, .to = end << KV_BLOCK_SHIFT};
+		KV_LOCKED(&version->lock);
+
+		r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
+		if (r == 0)
+			r = grow(version, number, charge_wanted(version, &whole));
+	}
+	return r == 0 && content ? copy_base(version, number, end) : r;
+}
+
+/* Makes a BASE chunk the version's own. CONTENT: with its bytes. The slot is BUSY by the caller. */
+static int own_base(struct kv_writer *writer, uint32_t number, bool content)
+{
+	struct kv_version *version = writer->version;
+	struct kv_bits bits;
+	int r = prepare_base(writer, number, content, &bits);
+	KV_LOCKED(&version->lock);
+	struct kv_slot *slot = kv_slot_find(version, number);
+	if (r == 0 && kv_bits_count(&bits) == 0)
+		slot->state = KV_CHUNK_HOLE;
+	else if (r == 0)
+		r = make_dirty(writer, slot, &bits);
+	free_slot(version, number);
+	return r;
+}
+
+/* Brings a COLD chunk of a version being written back into its object. */
+static int bring_in(struct kv_version *version, uint32_t number)
+{
+	const struct kv_fill_range range = {
+		.first = number,
+		.count = 1,
+		.patience_ms = KV_PATIENCE_MS,
+	};
+	int r = kv_fill_begin(version, &range);
+
+	if (r == 0)
+		r = kv_fill_wait(version, number);
+	return r == -EAGAIN ? -ENOMEM : r;
+}
+
+/* ---- One span ---- */
+
+/* Lock held. */
+static bool covers_used(const struct kv_version *version, const struct kv_span *span)
+{
+	return span->from == 0 && (span->to == KV_CHUNK_SIZE || span_end(span) >= version->size);
+}
+
+enum ready {
+	READY,       /* the lock is still held */
+	READY_AGAIN, /* something was done or waited for: look again */
+	READY_NOTHING_TO_DO,
+};
+
+/* One step towards a chunk that SPAN can be written to. Lock held; released unless READY. */
+static int make_ready(
+	struct kv_writer *writer, const struct kv_span *span, bool bytes, enum ready *ret_ready)
+{
+	struct kv_version *version = writer->version;
+	struct kv_slot *slot;
+	struct kv_bits bits;
+	int r = kv_slot_get(version, span->chunk, &slot);
+
+	*ret_ready = READY_AGAIN;
+	if (r == 0 && slot->flags & KV_SLOT_BUSY) {
+		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+		(void)pthread_mutex_unlock(&version->lock);
+		return 0;
+	}
+	if (r == 0)
+		r = ensure_object(version, span_end(span));
+	if (r < 0) {
+		(void)pthread_mutex_unlock(&version->lock);
+		return r;
+	}
+	kv_slot_bits(slot, &bits);
+	if (slot->state == KV_CHUNK_BASE) {
+		slot->flags |= KV_SLOT_BUSY;
+		bool content = !bytes || !covers_used(version, span);
+		(void)pthread_mutex_unlock(&version->lock);
+		return own_base(writer, span->chunk, content);
+	}
+	if (!bytes && covers_present(span, &bits)) {
+		*ret_ready = READY_NOTHING_TO_DO;
+		(void)pthread_mutex_unlock(&version->lock);
+		return 0;
+	}
+	if (slot->state == KV_CHUNK_COLD && (!bytes || !covers_used(version, span))) {
+		(void)pthread_mutex_unlock(&version->lock);
+		return bring_in(version, span->chunk);
+	}
+	unsigned wanted = charge_wanted(version, span);
+	if (slot->charge < wanted) {
+		slot->flags |= KV_SLOT_BUSY;
+		r = grow(version, span->chunk, wanted);
+		free_slot(version, span->chunk);
+		(void)pthread_mutex_unlock(&version->lock);
+		return r;
+	}
+	unsigned needed = blocks_needed(span, &bits, slot->state, slot->flags);
+	if (writer->promised < needed) {
+		(void)pthread_mutex_unlock(&version->lock);
+		return promise_more(writer, needed);
+	}
+	*ret_ready = READY;
+	return 0;
+}
+
+/* Lock held, chunk ready; comes back unlocked. */
+static int copy_in(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory)
+{
+	struct kv_version *version = writer->version;
+	struct kv_slot *slot = kv_slot_find(version, span->chunk);
+	struct kv_bits bits;
+	int r;
+
+	kv_slot_bits(slot, &bits);
+	kv_bits_set(&bits, first_block(span), end_block(span));
+	r = make_dirty(writer, slot, &bits);
+	if (r < 0 || !memory) {
+		(void)pthread_mutex_unlock(&version->lock);
+		return r;
+	}
+	slot->pins++;
+	version->busy++;
+	(void)pthread_mutex_unlock(&version->lock);
+	r = kv_object_write(version->object, memory, span->to - span->from,
+		((uint64_t)span->chunk << KV_CHUNK_SHIFT) + span->from);
+	KV_LOCKED(&version->lock);
+	kv_slot_find(version, span->chunk)->pins--;
+	version->busy--;
+	if (r == 0)
+		version->size = kv_max_u64(version->size, span_end(span));
+	return r;
+}
+
+int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory)
+{
+	struct kv_version *version = writer->version;
+
+	for (;;) {
+		enum ready ready;
+
+		(void)pthread_mutex_lock(&version->lock);
+		int r = make_ready(writer, span, memory != NULL, &ready);
+		if (r < 0)
+			return r;
+		if (ready == READY)
+			return copy_in(writer, span, memory);
+		if (ready == READY_NOTHING_TO_DO)
+			return 0;
+	}
+}
+
+int kv_writer_own(struct kv_writer *writer, uint32_t number)
+{
+	struct kv_version *version = writer->version;
+	struct kv_slot *slot;
+	struct kv_bits bits;
+
+	for (;;) {
+		(void)pthread_mutex_lock(&version->lock);
+		int r = kv_slot_get(version, number, &slot);
+		enum kv_chunk_state state = r == 0 ? (enum kv_chunk_state)slot->state : 0;
+		if (r == 0 && slot->flags & KV_SLOT_BUSY) {
+			kv_park_wait(
+				version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+			(void)pthread_mutex_unlock(&version->lock);
+			continue;
+		}
+		if (r < 0 || state == KV_CHUNK_DIRTY || state == KV_CHUNK_HOLE) {
+			(void)pthread_mutex_unlock(&version->lock);
+			return r;
+		}
+		if (state == KV_CHUNK_BASE)
+			slot->flags |= KV_SLOT_BUSY;
+		kv_slot_bits(slot, &bits);
+		if (state == KV_CHUNK_HOT && writer->promised >= kv_bits_count(&bits)) {
+			r = make_dirty(writer, slot, &bits);
+			(void)pthread_mutex_unlock(&version->lock);
+			return r;
+		}
+		(void)pthread_mutex_unlock(&version->lock);
+		if (state == KV_CHUNK_BASE)
+			r = own_base(writer, number, true);
+		else if (state == KV_CHUNK_COLD)
+			r = bring_in(version, number);
+		else
+			r = promise_more(writer, kv_bits_count(&bits));
+		if (r < 0)
+			return r;
+	}
+}
+
+static int write_spans(
+	struct kv_writer *writer, const uint8_t *memory, uint64_t size, uint64_t offset)
+{
+	uint64_t end = offset + size;
+	int r;
+
+	r = kv_writer_promise(writer, offset, size);
+	for (uint64_t at = offset; at < end && r == 0;) {
+		const struct kv_span span = kv_span_at(at, end - at);
+
+		kv_core_throttle(writer->version->file->core);
+		r = kv_writer_span(writer, &span, memory + (at - offset));
+		at += span.to - span.from;
+	}
+	return r;
+}
+
+int kv_version_write(struct kv_version *version, const void *memory, size_t size, uint64_t offset)
+{
+	struct kv_writer writer = {.version = version};
+	int r;
+
+	if (offset > KV_FILE_SIZE_MAX || size > KV_FILE_SIZE_MAX - offset)
+		return -EFBIG;
+	if (size == 0)
+		return 0;
+	r = kv_version_enter(version);
+	if (r < 0)
+		return r;
+	r = write_spans(&writer, memory, size, offset);
+	kv_writer_done(&writer);
+	int64_t now_ns = kv_core_now_ns(version->file->core);
+	{
+		KV_LOCKED(&version->lock);
+		version->changed = true;
+		version->mtime_ns = version->ctime_ns = now_ns;
+		version->mtime_set = version->ctime_set = false;
+	}
+	kv_version_leave(version);
+	return r;
+}

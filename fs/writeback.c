@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The write-back queue: which version's chunks are written next. The writing itself is in
+ * writeback_run.c.
+ *
+ * Published versions are written whole, in the order of their publishing. When they leave nothing
+ * to do and DRAM is short, chunks of versions that are still being written follow, so that a file
+ * may be larger than the tier.
+ */
+#include "fs/writeback_internal.h"
+
+#define WRITEBACK_THREADS_MAX 4u
+/* Versions with no more dirty bytes than this are written several at once. */
+#define SMALL_BYTES (1u << 20)
+/* Unpublished versions looked at for one early batch. */
+#define SPILL_CANDIDATES 16u
+
+void kv_writeback_push(struct kv_version *version)
+{
+	struct kv_core *core = version->file->core;
+
+	kv_version_ref(version);
+	(void)pthread_mutex_lock(&version->lock);
+	bool bulky = version->base || version->dirty << KV_BLOCK_SHIFT > SMALL_BYTES;
+	(void)pthread_mutex_unlock(&version->lock);
+	KV_LOCKED(&core->writeback.lock);
+	version->bulky = bulky;
+	version->serial = ++core->writeback.serial;
+	TAILQ_INSERT_TAIL(&core->writeback.inflight, version, inflight);
+	TAILQ_INSERT_TAIL(&core->writeback.queue, version, queued);
+	(void)pthread_cond_signal(&core->writeback.work);
+}
+
+void kv_writeback_kick(struct kv_core *core, bool spill)
+{
+	KV_LOCKED(&core->writeback.lock);
+
+	core->writeback.spill = core->writeback.spill || spill;
+	(void)pthread_cond_signal(&core->writeback.work);
+}
+
+/* ---- Collecting ---- */
+
+/* Lock held. May this chunk's content be taken as it is now? */
+static bool is_ready(const struct kv_version *version, uint32_t number, const struct kv_slot *slot)
+{
+	if (slot->state != KV_CHUNK_DIRTY || slot->blocks == 0 ||
+		slot->flags & (KV_SLOT_WRITEBACK | KV_SLOT_LOST))
+		return false;
+	if (version->state != KV_VERSION_WRITING)
+		return true;
+	if (slot->flags & KV_SLOT_BUSY || slot->pins > 0)
+		return false;
+	/* A file that grows is about to change its last chunk again. */
+	if (number > 0 && number + 1 == kv_chunk_count(version->size))
+		return false;
+	return true;
+}
+
+/* Lock held. */
+static void take_chunk(
+	struct kv_batch *batch, struct kv_version *version, uint32_t number, struct kv_slot *slot)
+{
+	struct kv_batch_chunk *chunk = &batch->chunks[batch->chunk_count++];
+
+	*chunk = (struct kv_batch_chunk){
+		.version = kv_version_ref(version),
+		.number = number,
+		.blocks = slot->blocks,
+		.buffer = -1,
+	};
+	kv_slot_bits(slot, &chunk->bits);
+	slot->flags |= KV_SLOT_WRITEBACK;
+	if (!version->wrote)
+		version->flush_failures = atomic_load(&version->file->core->flush_failures);
+	version->wrote = true;
+	assert(version->reserved >= slot->blocks);
+	version->reserved -= slot->blocks;
+	version->busy++;
+	version->jobs++;
+}
+
+bool kv_batch_collect(
+	struct kv_batch *batch, struct kv_version *version, uint32_t *cursor, unsigned limit)
+{
+	struct kv_segment key = {.number = *cursor / KV_SEGMENT_CHUNKS};
+	struct kv_segment *segment;
+	KV_LOCKED(&version->lock);
+
+	if (version->error || (version->sealed && version->state == KV_VERSION_WRITING))
+		return false;
+	for (segment = RB_NFIND(kv_segment_tree, &version->segments, &key); segment;
+		segment = RB_NEXT(kv_segment_tree, &version->segments, segment)) {
+		for (uint32_t i = 0; i < segment->capacity; i++) {
+			uint32_t number = segment->number * KV_SEGMENT_CHUNKS + i;
+
+			if (number < *cursor || !is_ready(version, number, &segment->slots[i]))
+				continue;
+			if (batch->chunk_count >= limit) {
+				*cursor = number;
+				return true;
+			}
+			take_chunk(batch, version, number, &segment->slots[i]);
+		}
+	}
+	*cursor = UINT32_MAX;
+	return false;
+}
+
+/* ---- Published versions ---- */
+
+/* Waits until the versions of the file that were published before are settled. */
+static void wait_for_earlier(struct kv_version *version)
+{
+	struct kv_file *file = version->file;
+	struct kv_shard *shard = kv_shard_of(file->core, file->ino);
+	KV_LOCKED(&shard->lock);
+
+	for (;;) {
+		struct kv_version *older = TAILQ_PREV(version, kv_version_queue, sibling);
+		if (!older || kv_version_is_settled(older))
+			return;
+		kv_park_wait(file->core, file, &shard->lock, KV_WAIT_SLICE_MS);
+	}
+}
+
+/* Whether the index has exactly the extents that BASE names for the chunk. */
+struct comparison {
+	const struct kv_slot *slot;
+	bool seen;
+	bool same;
+};
+
+static void compare_chunk(void *arg, const struct kv_chunk *chunk)
+{
+	struct comparison *comparison = arg;
+
+	comparison->seen = true;
+	comparison->same = chunk->extent_count == comparison->slot->extent_count &&
+			   memcmp(chunk->extents, kv_slot_extents(comparison->slot),
+				   chunk->extent_count * sizeof(*chunk->extents)) == 0;
+}
+
+static bool index_agrees(struct kv_version *base, uint32_t number)
+{
+	static const struct kv_slot none;
+	struct comparison comparison = {0};
+	KV_LOCKED(&base->lock);
+	int r = kv_map_load(base, number);
+	const struct kv_slot *slot = kv_slot_find(base, number);
+
+	comparison.slot = slot ? slot : &none;
+	if (r == 0)
+		r = kv_index_map(base->file->core->index, base->file->ino, number, 1, compare_chunk,
+			&comparison);
+	return r == 0 && (comparison.seen ? comparison.same : comparison.slot->extent_count == 0);
+}
+
+/*
+ * Another version was published between BASE and VERSION: chunks that are still BASE must be in the
+ * index as BASE has them, or become VERSION's own.
+ */
+static int resolve_base(struct kv_version *version)
+{
+	struct kv_writer writer = {.version = version};
+	uint32_t end = version->base_chunks;
+	int r = 0;
+
+	for (uint32_t i = 0; i < end && r == 0; i++) {
+		(void)pthread_mutex_lock(&version->lock);
+		bool is_base = kv_slot_state(version, i) == KV_CHUNK_BASE;
+		(void)pthread_mutex_unlock(&version->lock);
+		if (is_base && !index_agrees(version->base, i))
+			r = kv_writer_own(&writer, i);
+	}
+	kv_writer_done(&writer);
+	return r;
+}
+
+/* Returns an error if VERSION cannot be what it was meant to be. */
+static int settle_base(struct kv_version *version)
+{
+	struct kv_version *base = version->base, *older;
+	struct kv_shard *shard = kv_shard_of(version->file->core, version->file->ino);
+	bool direct;
+
+	if (!base)
+		return 0;
+	(void)pthread_mutex_lock(&shard->lock);
+	older = TAILQ_PREV(version, kv_version_queue, sibling);
+	direct = older == base;
+	(void)pthread_mutex_unlock(&shard->lock);
+	if (!direct) {
+		wait_for_earlier(version);
+		(void)pthread_mutex_lock(&base->lock);
+		bool failed = base->state == KV_VERSION_FAILED;
+		(void)pthread_mutex_unlock(&base->lock);
+		return failed ? -EIO : resolve_base(version);
+	}
+	return 0;
+}
+
+static void work_off(struct kv_worker *worker, struct kv_version **versions, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++) {
+		uint32_t cursor = 0;
+		bool more = !kv_version_is_invisible(versions[i]);
+
+		if (more) {
+			int r = settle_base(versions[i]);
+			if (r < 0) {
+				KV_LOCKED(&versions[i]->lock);
+				versions[i]->error = r;
+			}
+		}
+		while (more) {
+			more = kv_batch_collect(
+				&worker->batch, versions[i], &cursor, KV_BATCH_CHUNKS);
+			if (more)
+				kv_batch_run(worker);
+		}
+	}
+	kv_batch_run(worker);
+	for (unsigned i = 0; i < count; i++)
+		kv_commit_push(versions[i]);
+}
+
+/* ---- Early write-back ---- */
+
+/* References to versions that are in use, longest not looked at first. */
+static unsigned spill_candidates(struct kv_core *core, struct kv_version **ret_versions)
+{
+	unsigned count = 0;
+	struct kv_version *version;
+	KV_LOCKED(&core->lists.lock);
+
+	TAILQ_FOREACH (version, &core->lists.active, lru) {
+		if (count == SPILL_CANDIDATES)
+			break;
+		if (kv_version_try_ref(version))
+			ret_versions[count++] = version;
+	}
+	return count;
+}
+
+/* Writes a few chunks of versions being written, oldest first. False if there was nothing. */
+static bool spill(struct kv_worker *worker)
+{
+	struct kv_version *versions[SPILL_CANDIDATES];
+	unsigned count = spill_candidates(worker->core, versions);
+	bool any;
+
+	for (unsigned i = 0; i < count; i++) {
+		bool writing;
+		uint32_t cursor;
+
+		{
+			KV_LOCKED(&versions[i]->lock);
+			writing = versions[i]->state == KV_VERSION_WRITING;
+			cursor = versions[i]->cursor;
+		}
+		if (writing && worker->batch.chunk_count < worker->spill_chunks) {
+			unsigned before = worker->batch.chunk_count;
+
+			(void)kv_batch_collect(
+				&worker->batch, versions[i], &cursor, worker->spill_chunks);
+			if (worker->batch.chunk_count == before || cursor == UINT32_MAX)
+				cursor = 0;
+			KV_LOCKED(&versions[i]->lock);
+			versions[i]->cursor = cursor;
+		}
+		{
+			KV_LOCKED(&versions[i]->lock);
+			kv_version_relist_locked(versions[i], true);
+		}
+		kv_version_unref(versions[i]);
+	}
+	any = worker->batch.chunk_count > 0;
+	kv_batch_run(worker);
+	return any;
+}
+
+/* ---- Threads ---- */
+
+/* Queue locked. */
+static unsigned take_versions(struct kv_core *core, struct kv_version **ret_versions)
+{
+	unsigned count = 0;
+	struct kv_version *version;
+
+	while (count < KV_BATCH_CHUNKS / 2 && (version = TAILQ_FIRST(&core->writeback.queue))) {
+		if (count > 0 && version->bulky)
+			break;
+		TAILQ_REMOVE(&core->writeback.queue, version, queued);
+		ret_versions[count++] = version;
+		if (version->bulky)
+			break;
+	}
+	return count;
+}
+
+static bool wants_spill(const struct kv_core *core)
+{
+	return core->writeback.spill || atomic_load(&core->dirty) > core->budget / 4;
+}
+
+static void worker_loop(struct kv_worker *worker)
+{
+	struct kv_core *core = worker->core;
+	struct kv_version *versions[KV_BATCH_CHUNKS];
+	bool idle = false;
+
+	for (;;) {
+		unsigned count;
+		{
+			KV_LOCKED(&core->writeback.lock);
+			while (!(count = take_versions(core, versions)) && !core->writeback.stop) {
+				if (wants_spill(core) && !idle)
+					break;
+				/* After a spill that found nothing, look again when something may
+				 * have changed. */
+				if (wants_spill(core))
+					(void)kv_cond_wait_ms(
+						&core->writeback.work, &core->writeback.lock, 20);
+				else
+					(void)pthread_cond_wait(
+						&core->writeback.work, &core->writeback.lock);
+				idle = false;
+			}
+			if (!count && core->writeback.stop)
+				return;
+			core->writeback.spill = false;
+		}
+		if (count > 0)
+			work_off(worker, versions, count);
+		else
+			idle = !spill(worker);
+	}
+}
+
+static void *writeback_main(void *arg)
+{
+	struct kv_worker *worker = calloc(1, sizeof(*worker));
+
+	if (!worker)
+		abort();
+	worker->core = arg;
+	worker->ring_error = kv_ring_new(worker->core->devices, KV_RING_DEPTH, &worker->ring);
+	worker->spill_chunks = (unsigned)kv_min_u64(
+		KV_RUN_CHUNKS, kv_max_u64(1, worker->core->budget / 16 / KV_CHUNK_SIZE));
+	worker_loop(worker);
+	kv_batch_done(worker);
+	if (worker->ring_error == 0)
+		kv_ring_free(worker->ring);
+	free(worker);
+	return NULL;
+}
+
+int kv_writeback_start(struct kv_core *core)
+{
+	unsigned count =
+		(unsigned)kv_min_u64(kv_devices_count(core->devices) + 1u, WRITEBACK_THREADS_MAX);
+	int r = 0;
+
+	for (unsigned i = 0; i < count && r == 0; i++)
+		r = kv_core_thread(core, writeback_main);
+	return r < 0 ? r : kv_core_thread(core, kv_commit_main);
+}
+
+void kv_writeback_stop(struct kv_core *core)
+{
+	KV_LOCKED(&core->writeback.lock);
+
+	core->writeback.stop = true;
+	(void)pthread_cond_broadcast(&core->writeback.work);
+	(void)pthread_cond_broadcast(&core->writeback.ready);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What writeback.c (which chunks) and writeback_run.c (how) share.
+ */
+#ifndef KVFS_FS_WRITEBACK_INTERNAL_H
+#define KVFS_FS_WRITEBACK_INTERNAL_H
+
+#include "fs/core_internal.h"
+
+/* Chunks in one run of the ring, of one version or of many. */
+#define KV_BATCH_CHUNKS 64u
+
+/* A chunk on its way to a device. Its slot has WRITEBACK; its blocks' promise is the job's. */
+struct kv_batch_chunk {
+	struct kv_version *version; /* counted */
+	uint32_t number;
+	unsigned blocks;
+	struct kv_bits bits;
+	uint8_t *memory; /* where the chunk's first byte is, or would be */
+	int buffer;      /* ring buffer that holds it, or -1 */
+	struct kv_extent *extents;
+	unsigned extent_count;
+	unsigned left; /* transfers */
+	int result;
+	unsigned promised; /* blocks that are not turned into extents */
+	bool finished;
+};
+
+struct kv_mapping {
+	void *memory;
+	size_t length;
+};
+
+struct kv_batch {
+	struct kv_batch_chunk chunks[KV_BATCH_CHUNKS];
+	unsigned chunk_count;
+	struct kv_mapping mappings[KV_BATCH_CHUNKS];
+	unsigned mapping_count;
+	int buffers[KV_BATCH_CHUNKS]; /* ring buffers in use */
+	unsigned buffer_count;
+	uint8_t *slab; /* the last of them */
+	size_t slab_used;
+	struct kv_io *ios;
+	unsigned io_count;
+	unsigned io_capacity;
+};
+
+struct kv_worker {
+	struct kv_core *core;
+	struct kv_ring *ring;
+	int ring_error;
+	unsigned spill_chunks; /* most chunks of one early batch */
+	struct kv_batch batch;
+};
+
+/*
+ * Adds VERSION's dirty chunks from *CURSOR on that can be written now, until the batch has LIMIT.
+ * True if there are more; *cursor is then the next one, else UINT32_MAX.
+ */
+bool kv_batch_collect(
+	struct kv_batch *batch, struct kv_version *version, uint32_t *cursor, unsigned limit);
+/* Writes the batch, settles its slots, and empties it. */
+void kv_batch_run(struct kv_worker *worker);
+void kv_batch_done(struct kv_worker *worker);
+
+#endif

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Encoding and checked decoding of the index's records. */
+#include "index/format.h"
+
+#include <sys/stat.h>
+#include <xxhash.h>
+
+static_assert(sizeof(struct kv_disk_inode) == KV_INODE_RECORD_SIZE, "inode record");
+static_assert(offsetof(struct kv_disk_inode, mode) == 0, "inode record");
+static_assert(offsetof(struct kv_disk_inode, uid) == 4, "inode record");
+static_assert(offsetof(struct kv_disk_inode, gid) == 8, "inode record");
+static_assert(offsetof(struct kv_disk_inode, nlink) == 12, "inode record");
+static_assert(offsetof(struct kv_disk_inode, size) == 16, "inode record");
+static_assert(offsetof(struct kv_disk_inode, blocks) == 24, "inode record");
+static_assert(offsetof(struct kv_disk_inode, version) == 32, "inode record");
+static_assert(offsetof(struct kv_disk_inode, atime_ns) == 40, "inode record");
+static_assert(offsetof(struct kv_disk_inode, mtime_ns) == 48, "inode record");
+static_assert(offsetof(struct kv_disk_inode, ctime_ns) == 56, "inode record");
+static_assert(offsetof(struct kv_disk_inode, btime_ns) == 64, "inode record");
+static_assert(offsetof(struct kv_disk_inode, last_use_ns) == 72, "inode record");
+static_assert(offsetof(struct kv_disk_inode, hits) == 80, "inode record");
+static_assert(offsetof(struct kv_disk_inode, flags) == 84, "inode record");
+static_assert(offsetof(struct kv_disk_inode, parent) == 88, "inode record");
+static_assert(offsetof(struct kv_disk_inode, cookie) == 96, "inode record");
+static_assert(KV_GROUP_RECORD_SIZE == 1024, "group record");
+static_assert(KV_SUMMARY_RECORD_SIZE == 512, "summary record");
+static_assert(KV_GROUP_BLOCKS <= UINT16_MAX, "a group's count fits its summary");
+static_assert(KV_CHUNK_BLOCKS <= UINT16_MAX, "an extent's block fits its field");
+static_assert(_KV_TABLE_MAX <= UINT8_MAX, "a table fits the key's first byte");
+
+#define STORE_HEADER_SIZE 48u
+#define AT(base, field) ((base) + offsetof(struct kv_disk_inode, field))
+
+/* ---- Keys ---- */
+
+static bool table_has_pairs(uint8_t table)
+{
+	return table != KV_TABLE_META && table != KV_TABLE_ORPHAN && table != KV_TABLE_GUARD &&
+	       table != KV_TABLE_INODE;
+}
+
+int kv_key_decode(const void *data, size_t size, struct kv_key *ret_key)
+{
+	const uint8_t *bytes = data;
+
+	if (size == 0 || bytes[0] == 0 || bytes[0] >= _KV_TABLE_MAX)
+		return -EUCLEAN;
+	if (size != (table_has_pairs(bytes[0]) ? KV_KEY_PAIR_SIZE : KV_KEY_SINGLE_SIZE))
+		return -EUCLEAN;
+	*ret_key = (struct kv_key){.size = (uint8_t)size};
+	memcpy(ret_key->bytes, bytes, size);
+	return 0;
+}
+
+uint64_t kv_hash_base(const void *data, size_t size, uint64_t seed, uint64_t mask)
+{
+	uint64_t hash = (XXH3_64bits_withSeed(data, size, seed) & mask) >> (64 - KV_HASH_BITS);
+
+	return (hash != 0 ? hash : 1) * KV_HASH_SLOTS;
+}
+
+/* ---- Store and state ---- */
+
+size_t kv_store_encode(const struct kv_store_record *record, uint8_t ret_data[KV_STORE_RECORD_MAX])
+{
+	const struct kv_index_store *store = &record->store;
+	size_t size = STORE_HEADER_SIZE;
+
+	assert(store->device_count >= 1 && store->device_count <= KV_DEVICES_MAX);
+	kv_put_le64(ret_data, KV_INDEX_MAGIC);
+	kv_put_le32(ret_data + 8, store->format);
+	kv_put_le32(ret_data + 12, store->device_count);
+	memcpy(ret_data + 16, store->uuid, sizeof(store->uuid));
+	kv_put_le64(ret_data + 32, record->hash_seed);
+	kv_put_le32(ret_data + 40, KV_BLOCK_SIZE);
+	kv_put_le32(ret_data + 44, KV_CHUNK_SIZE);
+	for (uint32_t i = 0; i < store->device_count; i++, size += 8)
+		kv_put_le64(ret_data + size, store->device_blocks[i]);
+	kv_put_le64(ret_data + size, XXH3_64bits(ret_data, size));
+	return size + 8;
+}
+
+int kv_store_decode(const void *data, size_t size, struct kv_store_record *ret_record)
+{
+	const uint8_t *p = data;
+	struct kv_store_record record = {0};
+	struct kv_index_store *store = &record.store;
+
+	/* Magic and format stay where they are in every format, so that a newer one is recognised.
+	 */
+	if (size < 12 || kv_get_le64(p) != KV_INDEX_MAGIC)
+		return -EUCLEAN;
+	store->format = kv_get_le32(p + 8);
+	if (store->format > KV_INDEX_FORMAT) {
+		*ret_record = record;
+		return -EPROTO;
+	}
+	if (size < STORE_HEADER_SIZE + 8 || store->format == 0)
+		return -EUCLEAN;
+	store->device_count = kv_get_le32(p + 12);
+	if (store->device_count < 1 || store->device_count > KV_DEVICES_MAX ||
+		size != STORE_HEADER_SIZE + 8 * (size_t)store->device_count + 8 ||
+		kv_get_le64(p + size - 8) != XXH3_64bits(p, size - 8) ||
+		kv_get_le32(p + 40) != KV_BLOCK_SIZE || kv_get_le32(p + 44) != KV_CHUNK_SIZE)
+		return -EUCLEAN;
+	memcpy(store->uuid, p + 16, sizeof(store->uuid));
+	record.hash_seed = kv_get_le64(p + 32);
+	for (uint32_t i = 0; i < store->device_count; i++) {
+		store->device_blocks[i] = kv_get_le64(p + STORE_HEADER_SIZE + 8 * (size_t)i);
+		if (store->device_blocks[i] > KV_DEVICE_BLOCKS_MAX)
+			return -EUCLEAN;
+	}
+	*ret_record = record;
+	return 0;
+}
+
+void kv_state_encode(const struct kv_state *state, uint8_t ret_data[KV_STATE_RECORD_SIZE])
+{
+	kv_put_le64(ret_data, state->next_ino);
+	kv_put_le64(ret_data + 8, state->inodes);
+	kv_put_le64(ret_data + 16, state->used_blocks);
+	kv_put_le64(ret_data + 24, 0);
+}
+
+int kv_state_decode(const void *data, size_t size, struct kv_state *ret_state)
+{
+	const uint8_t *p = data;
+	struct kv_state state;
+
+	if (size != KV_STATE_RECORD_SIZE || kv_get_le64(p + 24) != 0)
+		return -EUCLEAN;
+	state.next_ino = kv_get_le64(p);
+	state.inodes = kv_get_le64(p + 8);
+	state.used_blocks = kv_get_le64(p + 16);
+	if (state.next_ino <= KV_ROOT_INO || state.next_ino > INT64_MAX || state.inodes == 0 ||
+		state.inodes >= state.next_ino)
+		return -EUCLEAN;
+	*ret_state = state;
+	return 0;
+}
+
+/* ---- Inodes ---- */
+
+void kv_inode_encode(const struct kv_inode *inode, uint8_t ret_data[KV_INODE_RECORD_SIZE])
+{
+	kv_put_le32(AT(ret_data, mode), inode->mode);
+	kv_put_le32(AT(ret_data, uid), inode->uid);
+	kv_put_le32(AT(ret_data, gid), inode->gid);
+	kv_put_le32(AT(ret_data, nlink), inode->nlink);
+	kv_put_le64(AT(ret_data, size), inode->size);
+	kv_put_le64(AT(ret_data, blocks), inode->blocks);
+	kv_put_le64(AT(ret_data, version), inode->version);
+	kv_put_le64(AT(ret_data, atime_ns), (uint64_t)inode->atime_ns);
+	kv_put_le64(AT(ret_data, mtime_ns), (uint64_t)inode->mtime_ns);
+	kv_put_le64(AT(ret_data, ctime_ns), (uint64_t)inode->ctime_ns);
+	kv_put_le64(AT(ret_data, btime_ns), (uint64_t)inode->btime_ns);
+	kv_put_le64(AT(ret_data, last_use_ns), (uint64_t)inode->last_use_ns);
+	kv_put_le32(AT(ret_data, hits), inode->hits);
+	kv_put_le32(AT(ret_data, flags), inode->flags & ~KV_INODE_HELD);
+	kv_put_le64(AT(ret_data, parent), inode->parent);
+	kv_put_le64(AT(ret_data, cookie), inode->cookie);
+}
+
+static bool inode_tail_fits(const struct kv_inode *inode, size_t tail)
+{
+	switch (inode->mode & S_IFMT) {
+	case S_IFREG:
+		return tail <= KV_INLINE_MAP_MAX;
+	case S_IFDIR:
+		return tail == 0 && inode->blocks == 0;
+	case S_IFLNK:
+		return tail >= 1 && tail <= KV_TARGET_MAX && tail == inode->size &&
+		       inode->blocks == 0;
+	default:
+		return false;
+	}
+}
+
+static bool inode_is_sane(const struct kv_inode *inode)
+{
+	bool placed = inode->cookie >= KV_HASH_SLOTS && inode->cookie <= INT64_MAX;
+
+	if (inode->ino == 0 || inode->ino > INT64_MAX ||
+		inode->mode & ~(uint32_t)(S_IFMT | 07777) || inode->flags & ~KV_INODE_QUARANTINED ||
+		inode->parent > INT64_MAX || inode->size > KV_FILE_SIZE_MAX ||
+		inode->blocks > (uint64_t)UINT32_MAX * KV_CHUNK_BLOCKS)
+		return false;
+	if (inode->ino == KV_ROOT_INO)
+		return S_ISDIR(inode->mode) && inode->nlink >= 2 && inode->parent == KV_ROOT_INO &&
+		       inode->cookie == 0;
+	if (inode->nlink == 0)
+		return inode->cookie == 0;
+	return placed && inode->parent != 0 && inode->parent != inode->ino &&
+	       !(inode->flags & KV_INODE_QUARANTINED);
+}
+
+int kv_inode_decode(uint64_t ino, const void *data, size_t size, struct kv_inode *ret_inode)
+{
+	const uint8_t *p = data;
+	struct kv_inode inode;
+
+	if (size < KV_INODE_RECORD_SIZE)
+		return -EUCLEAN;
+	inode = (struct kv_inode){
+		.ino = ino,
+		.mode = kv_get_le32(AT(p, mode)),
+		.uid = kv_get_le32(AT(p, uid)),
+		.gid = kv_get_le32(AT(p, gid)),
+		.nlink = kv_get_le32(AT(p, nlink)),
+		.size = kv_get_le64(AT(p, size)),
+		.blocks = kv_get_le64(AT(p, blocks)),
+		.version = kv_get_le64(AT(p, version)),
+		.atime_ns = (int64_t)kv_get_le64(AT(p, atime_ns)),
+		.mtime_ns = (int64_t)kv_get_le64(AT(p, mtime_ns)),
+		.ctime_ns = (int64_t)kv_get_le64(AT(p, ctime_ns)),
+		.btime_ns = (int64_t)kv_get_le64(AT(p, btime_ns)),
+		.last_use_ns = (int64_t)kv_get_le64(AT(p, last_use_ns)),
+		.hits = kv_get_le32(AT(p, hits)),
+		.flags = kv_get_le32(AT(p, flags)),
+		.parent = kv_get_le64(AT(p, parent)),
+		.cookie = kv_get_le64(AT(p, cookie)),
+	};
+	if (!inode_is_sane(&inode) || !inode_tail_fits(&inode, size - KV_INODE_RECORD_SIZE))
+		return -EUCLEAN;
+	*ret_inode = inode;
+	return 0;
+}
+
+/* ---- Chunk maps ---- */
+
+int kv_extent_check(const struct kv_index_store *store, const struct kv_extent *extent)
+{
+	uint64_t blocks;
+
+	if (extent->device >= store->device_count || extent->count == 0 ||
+		extent->count > KV_CHUNK_BLOCKS || extent->block + extent->count > KV_CHUNK_BLOCKS)
+		return -EUCLEAN;
+	blocks = store->device_blocks[extent->device];
+	if (extent->start >= blocks || extent->count > blocks - extent->start)
+		return -EUCLEAN;
+	return 0;
+}
+
+int kv_extents_check(
+	const struct kv_index_store *store, const struct kv_extent *extents, size_t count)
+{
+	uint32_t end = 0;
+
+	if (count > KV_CHUNK_BLOCKS)
+		return -EUCLEAN;
+	for (size_t i = 0; i < count; i++) {
+		if (kv_extent_check(store, &extents[i]) < 0 || extents[i].block < end)
+			return -EUCLEAN;
+		end = extents[i].block + extents[i].count;
+	}
+	return 0;
+}
+
+size_t kv_chunk_encode(const struct kv_chunk *chunk, uint8_t *ret_data)
+{
+	uint8_t *p = ret_data + KV_CHUNK_HEADER_SIZE;
+
+	assert(chunk->extent_count >= 1 && chunk->extent_count <= KV_CHUNK_BLOCKS);
+	ret_data[0] = (uint8_t)(chunk->number % KV_SEGMENT_CHUNKS);
+	ret_data[1] = 0;
+	kv_put_le16(ret_data + 2, (uint16_t)chunk->extent_count);
+	kv_put_le64(ret_data + 4, chunk->sum);
+	for (uint32_t i = 0; i < chunk->extent_count; i++, p += KV_EXTENT_RECORD_SIZE) {
+		kv_put_le64(p, chunk->extents[i].start);
+		kv_put_le16(p + 8, chunk->extents[i].device);
+		kv_put_le16(p + 10, chunk->extents[i].block);
+		kv_put_le32(p + 12, chunk->extents[i].count);
+	}
+	return kv_chunk_record_size(chunk->extent_count);
+}
+
+void kv_map_reader_init(struct kv_map_reader *reader, const struct kv_index_store *store,
+	const void *data, size_t size)
+{
+	reader->store = store;
+	reader->data = data;
+	reader->size = size;
+	reader->at = 0;
+	reader->segment = 0;
+	reader->last = -1;
+}
+
+int kv_map_next(struct kv_map_reader *reader, struct kv_chunk *ret_chunk)
+{
+	size_t left = reader->size - reader->at;
+	const uint8_t *p = reader->data + reader->at;
+	uint32_t count;
+
+	if (left == 0)
+		return 0;
+	if (left < KV_CHUNK_HEADER_SIZE || p[0] >= KV_SEGMENT_CHUNKS || p[0] <= reader->last ||
+		p[1] != 0)
+		return -EUCLEAN;
+	count = kv_get_le16(p + 2);
+	if (count == 0 || count > KV_CHUNK_BLOCKS || left < kv_chunk_record_size(count))
+		return -EUCLEAN;
+	for (uint32_t i = 0; i < count; i++) {
+		const uint8_t *e = p + kv_chunk_record_size(i);
+
+		reader->extents[i] = (struct kv_extent){
+			.start = kv_get_le64(e),
+			.device = kv_get_le16(e + 8),
+			.block = kv_get_le16(e + 10),
+			.count = kv_get_le32(e + 12),
+		};
+	}
+	if (kv_extents_check(reader->store, reader->extents, count) < 0)
+		return -EUCLEAN;
+	*ret_chunk = (struct kv_chunk){
+		.number = reader->segment * KV_SEGMENT_CHUNKS + p[0],
+		.extent_count = count,
+		.origin = KV_CHUNK_KEPT,
+		.sum = kv_get_le64(p + 4),
+		.extents = reader->extents,
+	};
+	reader->last = p[0];
+	reader->at += kv_chunk_record_size(count);
+	return 1;
+}
+
+/* ---- Names, links, attributes ---- */
+
+size_t kv_dirent_encode(
+	const struct kv_dirent_record *record, uint8_t ret_data[KV_DIRENT_RECORD_MAX])
+{
+	assert(record->length >= 1 && record->length <= KV_NAME_MAX);
+	kv_put_le64(ret_data, record->ino);
+	ret_data[8] = (uint8_t)(record->type >> 12);
+	memcpy(ret_data + KV_DIRENT_HEADER_SIZE, record->name, record->length);
+	return KV_DIRENT_HEADER_SIZE + record->length;
+}
+
+int kv_dirent_decode(const void *data, size_t size, struct kv_dirent_record *ret_record)
+{
+	const uint8_t *p = data;
+	struct kv_dirent_record record;
+
+	if (size <= KV_DIRENT_HEADER_SIZE || size > KV_DIRENT_RECORD_MAX)
+		return -EUCLEAN;
+	record.ino = kv_get_le64(p);
+	record.type = (uint32_t)p[8] << 12;
+	record.name = (const char *)p + KV_DIRENT_HEADER_SIZE;
+	record.length = size - KV_DIRENT_HEADER_SIZE;
+	if (record.ino <= KV_ROOT_INO || record.ino > INT64_MAX ||
+		(record.type != S_IFREG && record.type != S_IFDIR && record.type != S_IFLNK) ||
+		memchr(record.name, '\0', record.length) || memchr(record.name, '/', record.length))
+		return -EUCLEAN;
+	*ret_record = record;
+	return 0;
+}
+
+void kv_link_encode(const struct kv_place *place, uint8_t ret_data[KV_LINK_RECORD_SIZE])
+{
+	kv_put_le64(ret_data, place->parent);
+	kv_put_le64(ret_data + 8, place->cookie);
+}
+
+int kv_link_decode(const void *data, size_t size, struct kv_place *ret_place)
+{
+	const uint8_t *p = data;
+	struct kv_place place;
+
+	if (size != KV_LINK_RECORD_SIZE)
+		return -EUCLEAN;
+	place.parent = kv_get_le64(p);
+	place.cookie = kv_get_le64(p + 8);
+	if (place.parent == 0 || place.parent > INT64_MAX || place.cookie < KV_HASH_SLOTS ||
+		place.cookie > INT64_MAX)
+		return -EUCLEAN;
+	*ret_place = place;
+	return 0;
+}
+
+void kv_xattr_encode(const struct kv_xattr_record *record, uint8_t *ret_data)
+{
+	assert(record->length >= 1 && record->length <= KV_XATTR_NAME_MAX);
+	ret_data[0] = (uint8_t)record->length;
+	memcpy(ret_data + 1, record->name, record->length);
+	if (record->size > 0)
+		memcpy(ret_data + 1 + record->length, record->value, record->size);
+}
+
+int kv_xattr_decode(const void *data, size_t size, struct kv_xattr_record *ret_record)
+{
+	const uint8_t *p = data;
+	struct kv_xattr_record record;
+
+	if (size < 2 || p[0] == 0 || size - 1 < p[0])
+		return -EUCLEAN;
+	record.name = (const char *)p + 1;
+	record.length = p[0];
+	record.value = p + 1 + record.length;
+	record.size = size - 1 - record.length;
+	if (record.size > KV_XATTR_SIZE_MAX || memchr(record.name, '\0', record.length))
+		return -EUCLEAN;
+	*ret_record = record;
+	return 0;
+}
+
+/* ---- Space ---- */
+
+void kv_group_encode(const uint64_t words[KV_GROUP_WORDS], uint8_t ret_data[KV_GROUP_RECORD_SIZE])
+{
+	for (size_t i = 0; i < KV_GROUP_WORDS; i++)
+		kv_put_le64(ret_data + 8 * i, words[i]);
+}
+
+int kv_group_decode(
+	const void *data, size_t size, uint32_t blocks, uint64_t ret_words[KV_GROUP_WORDS])
+{
+	const uint8_t *p = data;
+
+	if (size != KV_GROUP_RECORD_SIZE)
+		return -EUCLEAN;
+	for (uint32_t i = blocks; i < KV_GROUP_BLOCKS; i++)
+		if (p[i / 8] & (1u << (i % 8)))
+			return -EUCLEAN;
+	for (size_t i = 0; i < KV_GROUP_WORDS; i++)
+		ret_words[i] = kv_get_le64(p + 8 * i);
+	return 0;
+}
+
+void kv_summary_encode(const uint16_t *used, size_t count, uint8_t ret_data[KV_SUMMARY_RECORD_SIZE])
+{
+	for (size_t i = 0; i < KV_SUMMARY_GROUPS; i++)
+		kv_put_le16(ret_data + 2 * i, i < count ? used[i] : 0);
+}
+
+int kv_summary_decode(const void *data, size_t size, uint16_t ret_used[KV_SUMMARY_GROUPS])
+{
+	const uint8_t *p = data;
+
+	if (size != KV_SUMMARY_RECORD_SIZE)
+		return -EUCLEAN;
+	for (size_t i = 0; i < KV_SUMMARY_GROUPS; i++)
+		if (kv_get_le16(p + 2 * i) > KV_GROUP_BLOCKS)
+			return -EUCLEAN;
+	for (size_t i = 0; i < KV_SUMMARY_GROUPS; i++)
+		ret_used[i] = kv_get_le16(p + 2 * i);
+	return 0;
+}
+
+void kv_refcount_encode(uint32_t count, uint8_t ret_data[KV_REFCOUNT_RECORD_SIZE])
+{
+	assert(count >= 2);
+	kv_put_le32(ret_data, count);
+}
+
+int kv_refcount_decode(const void *data, size_t size, uint32_t *ret_count)
+{
+	if (size != KV_REFCOUNT_RECORD_SIZE || kv_get_le32(data) < 2)
+		return -EUCLEAN;
+	*ret_count = kv_get_le32(data);
+	return 0;
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index: names, inodes, chunk maps, extended attributes, use order and free space of one store,
+ * in LMDB.
+ *
+ * Three layers make up the live view, newest first:
+ *   held     records of files whose first content is not on the device yet; never committed as such
+ *   pending  records of finished operations that wait for the group commit
+ *   LMDB     what the last commit left
+ * An operation is atomic: it is applied to the upper layers whole, under the index lock, and
+ * reaches LMDB with all earlier operations in one transaction. After a crash the store is as of
+ * some operation boundary, and a file made with HOLD that was not published is absent.
+ *
+ * Ownership: the caller owns what it passes in; results are copied out, or lent to a callback for
+ * the length of the call (callbacks must not call the index).
+ * Threads: every function may be called by any thread. Lookups take the index lock shared and never
+ * wait for a commit. The index lock is a leaf below a file's lock; no callback runs under it but
+ * those named so. Errors: negative errno. -EUCLEAN: a record failed its checks (logged once, with
+ * its key). -EIO or -ENOSPC: LMDB could not commit; operations are refused until a retry succeeds.
+ * Times are nanoseconds since the epoch. Names are KV_NAME_MAX bytes at most, need no NUL.
+ */
+#ifndef KVFS_INDEX_INDEX_H
+#define KVFS_INDEX_INDEX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "fs/base.h"
+
+struct kv_index;
+struct kv_space;
+
+/* What the index knows of the store it belongs to. Written once by kv_index_create. */
+struct kv_index_store {
+	uint8_t uuid[16];
+	uint32_t format; /* KV_INDEX_FORMAT of the writer */
+	uint32_t device_count;
+	uint64_t device_blocks[KV_DEVICES_MAX]; /* blocks that may be allocated, superblock area
+						   excluded */
+};
+
+struct kv_index_options {
+	uint64_t map_size_bytes;  /* 0: 64 GiB of address space */
+	uint32_t commit_delay_ms; /* group commit waits that long for company; 0: 5 */
+	uint64_t quota_blocks;    /* 0: all devices */
+};
+
+/* One file, directory or symlink. A plain value. */
+struct kv_inode {
+	uint64_t ino;  /* never reused */
+	uint32_t mode; /* type and permissions, as st_mode */
+	uint32_t uid;
+	uint32_t gid;
+	uint32_t nlink;
+	uint64_t size; /* bytes */
+	uint64_t
+		blocks; /* blocks of KV_BLOCK_SIZE that the content occupies, shared ones counted */
+	uint64_t version; /* of the committed content; grows with every publish */
+	int64_t atime_ns;
+	int64_t mtime_ns;
+	int64_t ctime_ns;
+	int64_t btime_ns;
+	int64_t last_use_ns; /* orders eviction */
+	uint32_t hits;       /* opens for reading */
+	uint32_t flags;      /* KV_INODE_* */
+	uint64_t parent;     /* directory of the first link (of the directory itself: its parent) */
+	uint64_t cookie;     /* that link's place in the directory */
+};
+
+#define KV_INODE_QUARANTINED (1u << 0) /* content failed its checksum: has no name any more */
+#define KV_INODE_HELD (1u << 31)       /* live view only: no content on the device yet */
+
+/* ---- Life of an index ---- */
+
+/* Makes an empty index in the existing, empty directory PATH, with the root directory owned by
+ * UID:GID, MODE bits. */
+int kv_index_create(const char *path, const struct kv_index_store *store, uint32_t root_mode,
+	uint32_t uid, uint32_t gid, int64_t now_ns);
+
+/*
+ * Opens it: constant time in the number of files. ret_error (error_size bytes) receives one line
+ * for the user on failure: -ENOENT no index there, -EPROTO made by a newer kvfs, -EUCLEAN damaged.
+ */
+int kv_index_open(const char *path, const struct kv_index_options *options,
+	struct kv_index **ret_index, char *ret_error, size_t error_size);
+
+/* Commits everything that may be committed, stops the commit thread. NULL is allowed. Returns NULL.
+ */
+struct kv_index *kv_index_close(struct kv_index *index);
+
+const struct kv_index_store *kv_index_store(const struct kv_index *index);
+struct kv_space *kv_index_space(struct kv_index *index);
+
+/* ---- Durability ---- */
+
+/* The number of the last operation applied. */
+uint64_t kv_index_sequence(struct kv_index *index);
+/* Waits until operation SEQUENCE and all before it are on stable storage. */
+int kv_index_wait(struct kv_index *index, uint64_t sequence);
+
+/* ---- Reading ---- */
+
+int kv_index_get(struct kv_index *index, uint64_t ino, struct kv_inode *ret_inode);
+int kv_index_lookup(struct kv_index *index, uint64_t parent, const char *name, size_t length,
+	struct kv_inode *ret_inode);
+/* Copies at most SIZE bytes of the target, no NUL. Returns its length; -EINVAL if not a symlink. */
+ssize_t kv_index_readlink(struct kv_index *index, uint64_t ino, char *ret_target, size_t size);
+
+struct kv_dirent {
+	const char *name; /* valid during the callback */
+	size_t length;
+	uint64_t ino;
+	uint32_t type;   /* S_IFMT bits */
+	uint64_t cookie; /* pass it to kv_index_readdir to go on behind this entry; 63 bits, > 2 */
+	struct kv_inode inode; /* only with want_inodes */
+};
+/*
+ * Calls ENTRY for the entries of directory INO behind COOKIE (0: from the start), in a stable
+ * order, until it returns false. "." and ".." are not among them. The index lock is held shared:
+ * ENTRY must not block.
+ */
+int kv_index_readdir(struct kv_index *index, uint64_t ino, uint64_t cookie, bool want_inodes,
+	bool (*entry)(void *arg, const struct kv_dirent *dirent), void *arg);
+
+/*
+ * The name and directory of the first link of INO: for invalidation and for messages.
+ * ret_name takes KV_NAME_MAX + 1 bytes, NUL-terminated.
+ */
+int kv_index_name(struct kv_index *index, uint64_t ino, uint64_t *ret_parent, char *ret_name);
+
+/* ---- Names ---- */
+
+struct kv_make {
+	uint64_t parent;
+	const char *name;
+	size_t length;
+	uint32_t mode; /* type and permissions; regular, directory or symlink */
+	uint32_t uid;
+	uint32_t gid;
+	const char *target; /* of a symlink, NUL-terminated, 1 to 4095 bytes; else NULL */
+	int64_t now_ns;
+	bool hold; /* regular files: keep every record of it in the held layer until
+		      kv_index_publish */
+};
+/* Makes an inode with one name. -EEXIST, -ENOENT (no such parent), -ENOTDIR, -ENAMETOOLONG. */
+int kv_index_make(struct kv_index *index, const struct kv_make *make, struct kv_inode *ret_inode);
+
+/* A further name for a file or symlink. -EPERM on directories, -EEXIST, -EMLINK (over 65,000). */
+int kv_index_link(struct kv_index *index, uint64_t ino, uint64_t parent, const char *name,
+	size_t length, int64_t now_ns, struct kv_inode *ret_inode);
+
+/*
+ * Removes a name. DIRECTORY says which of rmdir and unlink this is (-ENOTDIR, -EISDIR, -ENOTEMPTY).
+ * EXPECTED_INO other than 0: -ESTALE unless the name has that inode. ret_inode is as after the
+ * call. An inode left without a name becomes an orphan: its records and space stay until
+ * kv_index_reap.
+ */
+int kv_index_unlink(struct kv_index *index, uint64_t parent, const char *name, size_t length,
+	bool directory, uint64_t expected_ino, int64_t now_ns, struct kv_inode *ret_inode);
+
+struct kv_rename {
+	uint64_t parent;
+	const char *name;
+	size_t length;
+	uint64_t new_parent;
+	const char *new_name;
+	size_t new_length;
+	unsigned flags; /* RENAME_NOREPLACE, RENAME_EXCHANGE of linux/fs.h */
+	int64_t now_ns;
+};
+/*
+ * Renames atomically, POSIX rules (-EISDIR, -ENOTDIR, -ENOTEMPTY, -EINVAL into its own subtree,
+ * same inode: nothing). -EINPROGRESS: the target exists (or is exchanged) and one of the two is
+ * held: publish and sync it, then call again; so a held name never hides a committed one.
+ * ret_moved: the inode under the new name. ret_replaced: what had it (EXCHANGE: the other one), ino
+ * 0 if nothing; nlink 0 there means an orphan to reap.
+ */
+int kv_index_rename(struct kv_index *index, const struct kv_rename *rename,
+	struct kv_inode *ret_moved, struct kv_inode *ret_replaced);
+
+/* ---- Attributes ---- */
+
+#define KV_CHANGE_MODE (1u << 0) /* permission bits only; the type stays */
+#define KV_CHANGE_UID (1u << 1)
+#define KV_CHANGE_GID (1u << 2)
+#define KV_CHANGE_ATIME (1u << 3)
+#define KV_CHANGE_MTIME (1u << 4)
+#define KV_CHANGE_CTIME (1u << 5)
+struct kv_change {
+	unsigned mask; /* KV_CHANGE_* */
+	uint32_t mode;
+	uint32_t uid;
+	uint32_t gid;
+	int64_t atime_ns;
+	int64_t mtime_ns;
+	int64_t ctime_ns;
+};
+int kv_index_change(struct kv_index *index, uint64_t ino, const struct kv_change *change,
+	struct kv_inode *ret_inode);
+
+/* Notes uses of a published file: last use, HITS more hits, and a new atime unless INT64_MIN.
+ * -ENOENT if gone. */
+int kv_index_touch(
+	struct kv_index *index, uint64_t ino, int64_t last_use_ns, uint32_t hits, int64_t atime_ns);
+
+/* Extended attributes: names of 1 to 255 bytes, values to 64 KiB, 64 KiB in all per inode
+ * (-ENOSPC). FLAGS: XATTR_CREATE, XATTR_REPLACE. */
+int kv_index_xattr_set(struct kv_index *index, uint64_t ino, const char *name, const void *value,
+	size_t size, int flags, int64_t now_ns);
+/* SIZE 0 asks for the length. Returns the length; -ERANGE if SIZE is too small, -ENODATA. */
+ssize_t kv_index_xattr_get(
+	struct kv_index *index, uint64_t ino, const char *name, void *ret_value, size_t size);
+/* NUL-terminated names one after the other; SIZE 0 asks for the length. */
+ssize_t kv_index_xattr_list(struct kv_index *index, uint64_t ino, char *ret_names, size_t size);
+int kv_index_xattr_remove(struct kv_index *index, uint64_t ino, const char *name, int64_t now_ns);
+
+/* ---- Content ---- */
+
+enum kv_chunk_origin {
+	KV_CHUNK_KEPT,   /* extents are those the index has for this chunk */
+	KV_CHUNK_FRESH,  /* extents come from kv_space_alloc */
+	KV_CHUNK_SHARED, /* extents belong to another file (or chunk): one reference more */
+};
+
+/* One chunk of a file's map. A chunk that is not listed, or has no extents, is a hole. */
+struct kv_chunk {
+	uint32_t number; /* offset in the file / KV_CHUNK_SIZE */
+	uint32_t extent_count;
+	enum kv_chunk_origin origin;     /* for kv_index_publish; KEPT when read */
+	uint64_t sum;                    /* XXH3-64 of the extents' bytes in order, whole blocks */
+	const struct kv_extent *extents; /* ascending by block, not overlapping */
+};
+
+struct kv_content {
+	uint64_t size;    /* bytes */
+	uint64_t version; /* must be above the committed one */
+	int64_t mtime_ns;
+	int64_t ctime_ns;
+	int64_t last_use_ns;
+	bool replace; /* chunks not listed go; else they stay, those behind SIZE excepted */
+	const struct kv_chunk *chunks; /* ascending by number */
+	size_t chunk_count;
+};
+
+/* Space that an operation freed in the index. Hand it to kv_space_release exactly once. */
+struct kv_freed {
+	struct kv_extent *extents;
+	size_t count;
+	uint64_t sequence; /* of the operation */
+};
+
+/*
+ * Commits a version: size, times and chunk map change in one operation, space changes with them,
+ * held records of INO join the pending ones. The bytes must be on the devices, flushed, before the
+ * call. ret_freed receives the extents the old content alone used. -ENOENT: INO was reaped
+ * meanwhile: nothing changed, the FRESH extents are still the caller's. Orphans can be published
+ * to.
+ */
+int kv_index_publish(struct kv_index *index, uint64_t ino, const struct kv_content *content,
+	struct kv_inode *ret_inode, struct kv_freed *ret_freed);
+
+/* Calls CHUNK for the chunks FIRST to FIRST + COUNT - 1 that have extents, ascending; the callback
+ * must not block. */
+int kv_index_map(struct kv_index *index, uint64_t ino, uint32_t first, uint32_t count,
+	void (*chunk)(void *arg, const struct kv_chunk *chunk), void *arg);
+
+/*
+ * Frees an orphan that nothing uses any more: records, attributes, space. Works off at most
+ * KV_REAP_CHUNKS chunks a call, so that the lock is never held long: returns 1 while some are left,
+ * 0 when the inode is gone, -ENOENT if there is no such orphan, -EBUSY if it has names.
+ */
+#define KV_REAP_CHUNKS 4096u
+int kv_index_reap(struct kv_index *index, uint64_t ino, struct kv_freed *ret_freed);
+/* Fills ret_inos with orphans above AFTER, ascending; returns how many. At mount: those a crash
+ * left. */
+ssize_t kv_index_orphans(
+	struct kv_index *index, uint64_t after, uint64_t *ret_inos, size_t capacity);
+
+/* ---- Eviction ---- */
+
+struct kv_index_use {
+	int64_t last_use_ns;
+	uint64_t ino;
+};
+/* The published files used longest ago, oldest first, behind AFTER (NULL: the oldest). Returns how
+ * many. */
+ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_use *after,
+	struct kv_index_use *ret_uses, size_t capacity);
+
+/*
+ * Takes every name from file INO, which becomes an orphan. NAME is called for each link, under the
+ * index lock. EXPECTED_LAST_USE_NS: -EAGAIN if it was used since. QUARANTINE marks the inode, and
+ * leaves it among the oldest instead of making it an orphan: its space is freed when it is evicted.
+ */
+int kv_index_evict(struct kv_index *index, uint64_t ino, int64_t expected_last_use_ns,
+	bool quarantine, int64_t now_ns,
+	void (*name)(void *arg, uint64_t parent, const char *name, size_t length), void *arg);
+
+/* ---- Figures ---- */
+
+struct kv_index_usage {
+	uint64_t inodes;     /* live view */
+	uint64_t pending;    /* records that wait for the commit */
+	uint64_t held;       /* records in the held layer */
+	uint64_t commits;    /* LMDB transactions since the start */
+	uint64_t size_bytes; /* LMDB pages in use */
+};
+void kv_index_usage(struct kv_index *index, struct kv_index_usage *ret_usage);
+
+#endif

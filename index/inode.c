@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inodes: their records in a view and in an operation, and what reads or changes only them. */
+#include <sys/stat.h>
+
+#include "index/index_internal.h"
+
+/* ---- Nodes ---- */
+
+/* Published files with a name are in the use order, and quarantined ones until they are evicted. */
+static bool node_belongs_in_order(const struct kv_node *node)
+{
+	const struct kv_inode *inode = &node->inode;
+
+	return S_ISREG(inode->mode) && !(inode->flags & KV_INODE_HELD) &&
+	       (inode->nlink > 0 || (inode->flags & KV_INODE_QUARANTINED && !node->orphan));
+}
+
+/* Only an inode without a name can be an orphan: spare the others the look. */
+static int node_load_state(struct kv_view *view, struct kv_node *node)
+{
+	struct kv_key key = kv_key_single(KV_TABLE_ORPHAN, node->inode.ino);
+	struct kv_value value;
+	int r = node->inode.nlink == 0 ? kv_view_get(view, &key, &value) : -ENOENT;
+
+	node->orphan = r == 0;
+	node->ordered = node_belongs_in_order(node);
+	node->ordered_ns = node->inode.last_use_ns;
+	return r == -ENOENT ? 0 : r;
+}
+
+int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_node *ret_node)
+{
+	struct kv_key key = kv_key_single(KV_TABLE_INODE, ino);
+	struct kv_value value;
+	struct kv_node node;
+	int r = kv_view_get(view, &key, &value);
+
+	if (r < 0)
+		return r;
+	if (kv_inode_decode(ino, value.data, value.size, &node.inode) < 0)
+		return kv_index_damaged(view->index, &key, "inode");
+	if (value.held)
+		node.inode.flags |= KV_INODE_HELD;
+	node.tail = value.data + KV_INODE_RECORD_SIZE;
+	node.tail_size = value.size - KV_INODE_RECORD_SIZE;
+	r = node_load_state(view, &node);
+	if (r < 0)
+		return r;
+	*ret_node = node;
+	return 0;
+}
+
+int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_node *ret_node)
+{
+	struct kv_node node;
+	int r = kv_view_node(view, ino, &node);
+
+	if (r < 0)
+		return r;
+	if (!S_ISDIR(node.inode.mode))
+		return -ENOTDIR;
+	if (node.inode.nlink == 0)
+		return -ENOENT;
+	*ret_node = node;
+	return 0;
+}
+
+static int op_order(struct kv_op *op, struct kv_node *node, bool ordered)
+{
+	struct kv_key old =
+		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(node->ordered_ns), node->inode.ino);
+	struct kv_key key =
+		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(node->inode.last_use_ns), node->inode.ino);
+	bool moved = node->ordered != ordered || node->ordered_ns != node->inode.last_use_ns;
+
+	if (moved && node->ordered && kv_op_drop(op, &old, false) < 0)
+		return -ENOMEM;
+	if (moved && ordered && !kv_op_put(op, &key, 0, false))
+		return -ENOMEM;
+	node->ordered = ordered;
+	node->ordered_ns = node->inode.last_use_ns;
+	return 0;
+}
+
+int kv_op_put_node(struct kv_op *op, struct kv_node *node)
+{
+	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
+	struct kv_record *record =
+		kv_record_new(kv_node_is_held(node) ? KV_RECORD_HELD : KV_RECORD_VALUE, &key,
+			KV_INODE_RECORD_SIZE + node->tail_size);
+
+	if (!record)
+		return -ENOMEM;
+	kv_inode_encode(&node->inode, record->value);
+	/* The tail may lie in the record that this one replaces: copy before, and follow it. */
+	if (node->tail_size > 0)
+		memcpy(record->value + KV_INODE_RECORD_SIZE, node->tail, node->tail_size);
+	node->tail = record->value + KV_INODE_RECORD_SIZE;
+	kv_overlay_put(&op->layer, record);
+	return op_order(op, node, node_belongs_in_order(node));
+}
+
+int kv_op_drop_node(struct kv_op *op, struct kv_node *node)
+{
+	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
+	int r = op_order(op, node, false);
+
+	if (r < 0)
+		return r;
+	if (kv_node_is_held(node))
+		op->held_inodes--;
+	else
+		op->inodes--;
+	return kv_op_drop(op, &key, kv_node_is_held(node));
+}
+
+/* ---- Reading ---- */
+
+int kv_index_get(struct kv_index *index, uint64_t ino, struct kv_inode *ret_inode)
+{
+	struct kv_view view;
+	struct kv_node node;
+	int r;
+
+	kv_view_begin(&view, index);
+	r = kv_view_node(&view, ino, &node);
+	kv_view_end(&view);
+	if (r == 0)
+		*ret_inode = node.inode;
+	return r;
+}
+
+ssize_t kv_index_readlink(struct kv_index *index, uint64_t ino, char *ret_target, size_t size)
+{
+	struct kv_view view;
+	struct kv_node node;
+	ssize_t r;
+
+	kv_view_begin(&view, index);
+	r = kv_view_node(&view, ino, &node);
+	if (r == 0 && !S_ISLNK(node.inode.mode))
+		r = -EINVAL;
+	if (r == 0) {
+		r = (ssize_t)kv_min_u64(size, node.tail_size);
+		memcpy(ret_target, node.tail, (size_t)r);
+	}
+	kv_view_end(&view);
+	return r;
+}
+
+/* ---- Changing ---- */
+
+static void inode_change(struct kv_inode *inode, const struct kv_change *change)
+{
+	if (change->mask & KV_CHANGE_MODE)
+		inode->mode = (inode->mode & S_IFMT) | (change->mode & 07777);
+	if (change->mask & KV_CHANGE_UID)
+		inode->uid = change->uid;
+	if (change->mask & KV_CHANGE_GID)
+		inode->gid = change->gid;
+	if (change->mask & KV_CHANGE_ATIME)
+		inode->atime_ns = change->atime_ns;
+	if (change->mask & KV_CHANGE_MTIME)
+		inode->mtime_ns = change->mtime_ns;
+	if (change->mask & KV_CHANGE_CTIME)
+		inode->ctime_ns = change->ctime_ns;
+}
+
+int kv_index_change(struct kv_index *index, uint64_t ino, const struct kv_change *change,
+	struct kv_inode *ret_inode)
+{
+	struct kv_op op;
+	struct kv_node node;
+	int r = kv_op_begin(&op, index);
+
+	if (r < 0)
+		return r;
+	r = kv_view_node(&op.view, ino, &node);
+	if (r == 0) {
+		inode_change(&node.inode, change);
+		r = kv_op_put_node(&op, &node);
+	}
+	r = kv_op_end(&op, r);
+	if (r == 0)
+		*ret_inode = node.inode;
+	return r;
+}

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store and its mount, for tests: format, mount, look inside, kill, remount, clean up."""
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from procs import eventually, in_child, run
+
+ROOT = Path(__file__).resolve().parents[2]
+MODES = ("passthrough", "daemon")
+_TROUBLE = re.compile(r"^(<\d>)?error\b|Sanitizer|runtime error:|Assertion .* failed", re.MULTILINE)
+
+
+class MountFailed(Exception):
+    """kvfsd ended before the mount was there: its exit status and what it printed."""
+
+    def __init__(self, status, text):
+        super().__init__(f"kvfsd exited {status}: {text}")
+        self.status = status
+        self.text = text
+
+
+def build_folder():
+    """Where the programs under test are, or None."""
+    names = [os.environ["KVFS_BUILD"]] if "KVFS_BUILD" in os.environ else ["build-check", "build"]
+    for name in names:
+        if (ROOT / name / "fs" / "kvfsd").exists():
+            return ROOT / name
+    return None
+
+
+def missing():
+    """What this machine lacks for tests on a mount, or None."""
+    if os.geteuid() != 0:
+        return "these tests need root"
+    if not os.path.exists("/dev/fuse"):
+        return "these tests need /dev/fuse"
+    return None
+
+
+def mount_device(mountpoint):
+    """The minor device number of what is mounted at MOUNTPOINT, or None; asks no filesystem."""
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
+        for line in f:
+            words = line.split()
+            if words[4] == os.fspath(mountpoint):
+                found = words[2].split(":")[1]
+    return found
+
+
+class Sandbox:
+    """The scratch folder of a test run, its control of FUSE connections, and its watchdog."""
+
+    def __init__(self):
+        parent = os.environ.get("KVFS_TEST_DIR", "/var/tmp")
+        self.base = Path(tempfile.mkdtemp(prefix="kvfs-test-", dir=parent))
+        self.base.chmod(0o755)
+        self.report = self.base / "watchdog.report"
+        self.connections = self.base / "fusectl"
+        self.connections.mkdir()
+        self.counter = 0
+        self.mounts = []
+        subprocess.run(["mount", "-t", "fusectl", "kvfs-test", self.connections], check=False,
+                       stderr=subprocess.DEVNULL)
+        self.watchdog = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("watchdog.py"), self.connections],
+            stdin=subprocess.PIPE, start_new_session=True)
+        self.tell("base", self.base)
+
+    def tell(self, *words):
+        line = " ".join(os.fspath(w) if isinstance(w, os.PathLike) else str(w) for w in words)
+        os.write(self.watchdog.stdin.fileno(), os.fsencode(line) + b"\n")
+
+    def folder(self, name):
+        self.counter += 1
+        path = self.base / f"{self.counter}-{name}"
+        path.mkdir(mode=0o755)
+        return path
+
+    def abort(self, connection):
+        with contextlib.suppress(OSError):
+            (self.connections / connection / "abort").write_text("1")
+
+    def close(self):
+        """Ends everything; returns what was wrongly left behind."""
+        left = []
+        for kv in list(self.mounts):
+            try:
+                kv.close()
+            except Exception as e:  # the other mounts must go as well
+                left.append(str(e))
+        self.tell("quit")
+        self.watchdog.wait(60)
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
+            left += [line.strip() for line in f if os.fspath(self.base) in line]
+        if self.base.exists():
+            left.append(f"{self.base} could not be removed")
+        return left
+
+
+class Kvfs:
+    """One store and its mount.
+
+    .mnt, .store: paths. .mode: "passthrough" or "daemon". .pid: of the daemon, or None. .dir: a
+    scratch directory on the mount, if the fixture made one.
+    """
+
+    def __init__(self, sandbox, mode, size="1G", devices=(), user=None, **options):
+        self.sandbox = sandbox
+        self.mode = mode
+        self.size = size
+        self.devices = devices
+        self.user = user
+        self.options = {"dram": "256M", "allow_other": None,
+                        "passthrough": "auto" if mode == "passthrough" else "off", **options}
+        self.home = sandbox.folder(mode)
+        self.store = self.home / "store"
+        self.mnt = self.home / "mnt"
+        self.mnt.mkdir()
+        self.log_path = self.home / "log"
+        self.programs = {"kvfs": build_folder() / "tools" / "kvfs",
+                         "kvfsd": build_folder() / "fs" / "kvfsd"}
+        if user is not None:
+            # The build may lie where only root can go.
+            self.programs = {n: shutil.copy(p, self.home / n) for n, p in self.programs.items()}
+            for path in (self.home, self.mnt):
+                os.chown(path, user, user)
+        self.daemon = None
+        self.connection = None
+        self.log_seen = 0
+        self.expected = []
+        self.dir = None
+        sandbox.mounts.append(self)
+
+    # ---- programs ----
+
+    def kvfs(self, *args, check=True, timeout=60):
+        return run(self.programs["kvfs"], *args, check=check, timeout=timeout,
+                   **self._identity())
+
+    def _identity(self):
+        if self.user is None:
+            return {}
+        return {"user": self.user, "group": self.user, "extra_groups": ()}
+
+    def format(self):
+        devices = [word for device in self.devices for word in ("--device", device)]
+        self.kvfs("format", self.store, "--size", self.size, *devices)
+        return self
+
+    # ---- life ----
+
+    def mount(self, timeout=60, **options):
+        """Mounts, with OPTIONS changed for good (None as a value: an option without one)."""
+        self.options.update(options)
+        text = ",".join(k if v is None else f"{k}={v}" for k, v in self.options.items()
+                        if v is not False)
+        environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
+        with open(self.log_path, "ab") as log:
+            self.daemon = subprocess.Popen(
+                [self.programs["kvfsd"], self.store, self.mnt, "-f", "-o", text],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                start_new_session=True, cwd="/", **self._identity())
+        end = time.monotonic() + timeout
+        while not (connection := mount_device(self.mnt)):
+            if self.daemon.poll() is not None:
+                status, self.daemon = self.daemon.returncode, None
+                text = self.log()
+                self.log_seen = len(text)
+                raise MountFailed(status, text)
+            if time.monotonic() > end:
+                self.destroy()
+                raise AssertionError(f"kvfsd did not mount within {timeout} s:\n{self.log()}")
+            time.sleep(0.005)
+        self.connection = connection
+        self.sandbox.tell("add", self.connection, self.daemon.pid, self.mnt)
+        # Answered: the session has begun. Without allow_other only the mount's user may ask.
+        in_child(os.statvfs, self.mnt, uid=self.user, timeout=timeout)
+        return self
+
+    @property
+    def pid(self):
+        return self.daemon.pid if self.daemon else None
+
+    def umount(self, timeout=90):
+        """Unmounts as a user does, and waits until the daemon has flushed and ended well."""
+        try:
+            # Whoever looks at all mounts from time to time can hold ours for a moment.
+            eventually(lambda: run("umount", self.mnt, check=False).returncode == 0,
+                       timeout=15, what="umount")
+            status = self.daemon.wait(timeout)
+        except (AssertionError, subprocess.TimeoutExpired) as e:
+            self.destroy()
+            raise AssertionError(f"the mount did not end: {e}\n{self.log_tail()}") from e
+        self.sandbox.tell("del", self.connection)
+        self.daemon = self.connection = None
+        assert status == 0, f"kvfsd exited {status} after umount:\n{self.log_tail()}"
+        self.check_log()
+
+    def kill(self):
+        """SIGKILL to the daemon, as a crash would."""
+        self.check()
+        assert os.path.samefile(f"/proc/{self.pid}/exe", self.programs["kvfsd"])
+        self.daemon.send_signal(signal.SIGKILL)
+        assert self.daemon.wait(30) == -signal.SIGKILL
+        self.destroy()
+
+    def destroy(self):
+        """Ends the mount in any state it may be in."""
+        if self.connection is not None:
+            self.sandbox.abort(self.connection)
+            run("umount", "-l", self.mnt, check=False)
+            self.sandbox.tell("del", self.connection)
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.daemon.kill()
+            self.daemon.wait(30)
+        self.daemon = self.connection = None
+
+    def remount(self, **options):
+        if self.daemon is not None:
+            self.umount()
+        return self.mount(**options)
+
+    def close(self):
+        self.sandbox.mounts.remove(self)
+        try:
+            if self.daemon is not None:
+                self.check()
+                self.umount()
+        finally:
+            self.destroy()
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    # ---- looking inside ----
+
+    def log(self):
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self):
+        return "".join(self.log().splitlines(keepends=True)[-30:])
+
+    def expect_errors(self, pattern):
+        """Errors in the log that match PATTERN belong to the test."""
+        self.expected.append(re.compile(pattern))
+
+    def check_log(self):
+        new = self.log()[self.log_seen:]
+        self.log_seen += len(new)
+        for line in new.splitlines():
+            if _TROUBLE.search(line) and not any(p.search(line) for p in self.expected):
+                raise AssertionError(f"the daemon logged trouble: {line}\n{self.log_tail()}")
+
+    def check(self):
+        """The daemon lives and has not complained."""
+        if self.daemon is not None and self.daemon.poll() is not None:
+            status = self.daemon.returncode
+            self.destroy()
+            raise AssertionError(f"kvfsd died (status {status}):\n{self.log_tail()}")
+        self.check_log()
+
+    def status(self):
+        return json.loads(self.kvfs("status", self.mnt, "--json").stdout)
+
+    def counter(self, name):
+        return self.status()["counters"][name]
+
+    def stat(self, path):
+        return json.loads(self.kvfs("stat", path, "--json").stdout)[0]
+
+    def extents(self, path):
+        """[(offset in the file, device, offset on it, bytes)] of a durable file."""
+        return [(e["file_offset"], e["device"], e["offset"], e["length"])
+                for e in self.stat(path)["extents"]]
+
+    def tier(self, path):
+        return self.stat(path)["tier"]
+
+    def device_path(self, number):
+        """The file or block device behind device NUMBER."""
+        return Path(self.devices[number]) if self.devices else self.store / f"data{number}"

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P1: after kill -9 of the daemon at any moment every file is whole or absent, synced ones there.
+
+Each round keeps a manifest outside the mount. The guards: the manifest must not be empty, the
+right process must have been killed (Kvfs.kill checks), and everything is read again from the
+device through an empty cache.
+"""
+import os
+import random
+import time
+
+import pytest
+from data import MIB, blob, check_big, get, piece, put, sync, write_big
+from procs import Child, eventually
+
+
+class Manifest:
+    """What the workload tried and was promised, one line each, in a file outside the mount."""
+
+    def __init__(self, path):
+        self.path = path
+        self.fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+
+    def add(self, kind, name, seed):
+        os.write(self.fd, f"{kind} {name} {seed}\n".encode())
+
+    def read(self):
+        """{name: seeds tried}, {name: last seed synced}."""
+        tried, synced = {}, {}
+        with open(self.path, encoding="ascii") as f:
+            for line in f:
+                kind, name, seed = line.split()
+                if kind == "try":
+                    tried.setdefault(name, []).append(int(seed))
+                elif kind == "synced":
+                    synced[name] = int(seed)
+        assert tried and synced, "the manifest is empty: this round proves nothing"
+        return tried, synced
+
+
+def content(seed):
+    return blob(seed, random.Random(seed).choice((10, 4096, 60_000, MIB + 17, 3 * MIB)))
+
+
+def store(root, manifest, worker, seed):
+    """Stores without end: new names by temporary file and rename, others in place, some synced."""
+    choice = random.Random(seed)
+    while True:
+        seed += 1
+        name = f"w{worker}-{choice.randrange(40)}"
+        path, data = root / name, content(seed)
+        manifest.add("try", name, seed)
+        try:
+            if choice.random() < 0.5:
+                put(root / f"{name}.tmp", data)
+                os.rename(root / f"{name}.tmp", path)
+            else:
+                put(path, data)
+            if choice.random() < 0.2:
+                sync(path)
+                manifest.add("synced", name, seed)
+        except OSError:
+            return  # the daemon is gone
+
+
+def check_promises(root, manifest):
+    """Every file is one that was stored, whole; a synced one is that version or a later one."""
+    tried, synced = manifest.read()
+    names = os.listdir(root)
+    for name in names:
+        data, base = get(root / name), name.removesuffix(".tmp")
+        oldest = synced.get(name, 0)
+        seeds = [s for s in reversed(tried[base]) if s >= oldest]
+        assert any(data == content(s) for s in seeds), \
+            f"{name}: {len(data)} bytes of none of the versions {seeds}"
+    missing = set(synced) - set(names)
+    assert not missing, f"synced and gone: {missing}"
+    assert names
+
+
+@pytest.mark.timeout(240)
+def test_p1_kill_during_writes(fresh):
+    kv = fresh(size="1G", dram="256M")
+    manifest = Manifest(kv.home / "manifest")
+    for turn in range(5):
+        before = os.stat(manifest.path).st_size
+        children = [Child(store, kv.mnt, manifest, w, (turn * 2 + w + 1) * 1_000_000)
+                    for w in range(2)]
+        eventually(lambda: os.stat(manifest.path).st_size > before + 600, what="a workload")
+        time.sleep(0.1 + 0.3 * turn)
+        kv.kill()
+        for child in children:
+            child.result(30)
+        kv.mount()
+        check_promises(kv.mnt, manifest)
+    kv.remount()
+    check_promises(kv.mnt, manifest)
+
+
+@pytest.mark.timeout(240)
+def test_p1_kill_during_a_big_rewrite_keeps_the_old_version(fresh):
+    kv = fresh(size="2G", dram="256M")
+    size = 300 * MIB
+    write_big(kv.mnt / "f", size, 1)
+    sync(kv.mnt / "f")
+    whole = 1
+    for seed in (2, 3, 4):
+        def rewrite(seed=seed):
+            try:
+                write_big(kv.mnt / "f", size, seed)
+            except OSError:
+                return False
+            return True
+        child = Child(rewrite)
+        time.sleep(0.15 * seed)  # in the midst of the write, or of its write-back
+        kv.kill()
+        done = child.result(30)
+        kv.mount()
+        fd = os.open(kv.mnt / "f", os.O_RDONLY)
+        if os.pread(fd, 64, 0) == piece(seed, 0)[:64]:
+            assert done, "a version that was never closed"
+            whole = seed
+        os.close(fd)
+        check_big(kv.mnt / "f", size, whole)
+
+
+def test_p1_killed_while_idle_loses_nothing_synced(fresh):
+    kv = fresh()
+    os.mkdir(kv.mnt / "d")
+    for i in range(50):
+        put(kv.mnt / "d" / f"{i}", blob(i, 10_000 + i))
+    os.rename(kv.mnt / "d" / "0", kv.mnt / "moved")
+    os.unlink(kv.mnt / "d" / "1")
+    os.setxattr(kv.mnt / "d" / "2", "user.k", b"v")
+    sync_all(kv.mnt)
+    kv.kill()
+    kv.mount()
+    assert sorted(os.listdir(kv.mnt / "d"), key=int) == [str(i) for i in range(2, 50)]
+    for i in range(2, 50):
+        assert get(kv.mnt / "d" / f"{i}") == blob(i, 10_000 + i)
+    assert get(kv.mnt / "moved") == blob(0, 10_000)
+    assert os.getxattr(kv.mnt / "d" / "2", "user.k") == b"v"
+
+
+def sync_all(mountpoint):
+    """fsync of every file and of every directory: all that went before is durable then."""
+    for folder, _, files in os.walk(mountpoint):
+        for name in [*files, "."]:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+
+def test_p1_fsynced_directory_keeps_its_names(fresh):
+    kv = fresh()
+    os.mkdir(kv.mnt / "d")
+    os.mkdir(kv.mnt / "d" / "e")
+    os.symlink("e", kv.mnt / "d" / "l")
+    fd = os.open(kv.mnt / "d", os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(fd)
+    os.close(fd)
+    kv.kill()
+    kv.mount()
+    assert sorted(os.listdir(kv.mnt / "d")) == ["e", "l"]
+    assert os.readlink(kv.mnt / "d" / "l") == "e"
+
+
+def test_p1_unpublished_file_is_absent_after_a_crash(fresh):
+    kv = fresh()
+    put(kv.mnt / "old", blob(1, 100_000))
+    sync_all(kv.mnt)
+    new = os.open(kv.mnt / "new", os.O_CREAT | os.O_WRONLY, 0o644)
+    old = os.open(kv.mnt / "old", os.O_RDWR)
+    os.write(new, blob(2, 5 * MIB))
+    os.pwrite(old, b"half a rewrite", 0)
+    kv.kill()
+    for fd in (new, old):
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # ENOTCONN: the mount is gone
+    kv.mount()
+    assert os.listdir(kv.mnt) == ["old"]
+    assert get(kv.mnt / "old") == blob(1, 100_000)
+    used = kv.status()["store_used"]
+    assert used <= 2 * MIB, "the space of what was lost is free again"
+
+
+def test_p1_unlinked_open_files_give_their_space_back_after_a_crash(fresh):
+    kv = fresh()
+    put(kv.mnt / "f", blob(1, 20 * MIB))
+    sync_all(kv.mnt)
+    fd = os.open(kv.mnt / "f", os.O_RDONLY)
+    os.unlink(kv.mnt / "f")
+    root = os.open(kv.mnt, os.O_RDONLY)
+    os.fsync(root)
+    os.close(root)
+    kv.kill()
+    try:
+        os.close(fd)
+    except OSError:
+        pass
+    kv.mount()
+    assert os.listdir(kv.mnt) == []
+    eventually(lambda: kv.status()["store_used"] <= MIB, what="the orphan's end")
+
+
+def test_umount_during_write_back_loses_nothing(fresh):
+    """P2: an orderly end flushes."""
+    kv = fresh(size="1G", dram="512M")
+    names = {f"f{i}": (i, 16 * MIB + i * 1000) for i in range(16)}
+    for name, (seed, size) in names.items():
+        write_big(kv.mnt / name, size, seed)
+    kv.umount()
+    kv.mount()
+    assert sorted(os.listdir(kv.mnt)) == sorted(names)
+    for name, (seed, size) in names.items():
+        check_big(kv.mnt / name, size, seed)
+
+
+def test_clients_of_a_dead_daemon_get_errors_at_once(fresh):
+    kv = fresh()
+    put(kv.mnt / "f", b"x")
+    kv.check()
+    kv.daemon.kill()
+    kv.daemon.wait(30)
+    for func in (os.listdir, os.stat, lambda p: get(p / "f"), lambda p: put(p / "g", b"")):
+        with pytest.raises(OSError):
+            func(kv.mnt)
+    kv.destroy()
+    kv.mount()
+    assert set(os.listdir(kv.mnt)) <= {"f"}

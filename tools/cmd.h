@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the commands of `kvfs` share: how they are found, how they refuse, how they read options.
+ *
+ * A command is a <name>_main in cmd_<name>.c; it returns the exit status: 0, or 1 after one line on
+ * stderr. Single-threaded.
+ */
+#ifndef KVFS_TOOLS_CMD_H
+#define KVFS_TOOLS_CMD_H
+
+#include <getopt.h>
+
+/* Returned by cmd_getopt for an option it has complained about. */
+#define CMD_BAD_OPTION '?'
+
+int format_main(int argc, char **argv);
+int mount_main(int argc, char **argv);
+int stat_main(int argc, char **argv);
+int status_main(int argc, char **argv);
+
+/* Prints "kvfs COMMAND: ..." on stderr. Returns 1, for the caller to return. */
+int cmd_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The same, and points to the command's --help. */
+int cmd_bad_usage(const char *command, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+/*
+ * getopt_long, but with messages of our own. SHORTS begins with ':'. Returns the option, -1 at the
+ * end, or CMD_BAD_OPTION after it has complained.
+ */
+int cmd_getopt(int argc, char **argv, const char *shorts, const struct option *longs);
+
+#endif

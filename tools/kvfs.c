@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvfs: what a person types. This file only finds the command; each is in its cmd_<name>.c.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/cmd.h"
+
+static const struct {
+	const char *name;
+	int (*main)(int argc, char **argv);
+	const char *arguments;
+	const char *summary;
+} commands[] = {
+	{"format", format_main, "STORE", "make a store"},
+	{"mount", mount_main, "STORE DIR", "mount a store; umount DIR ends it"},
+	{"status", status_main, "[DIR]", "what a mount is doing"},
+	{"stat", stat_main, "FILE...", "where the bytes of files are"},
+};
+
+static void print_help(FILE *out)
+{
+	(void)fprintf(out, "usage: kvfs COMMAND ...\n\n");
+	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+		(void)fprintf(out, "  kvfs %-6s %-10s %s\n", commands[i].name,
+			commands[i].arguments, commands[i].summary);
+	(void)fprintf(out,
+		"\n"
+		"kvfs COMMAND --help explains a command; kvfs --version prints the\n"
+		"version. Exit status: 0, or 1 after one line that says what is wrong.\n");
+}
+
+static void complain(const char *command, const char *format, va_list ap)
+{
+	(void)fprintf(stderr, "kvfs %s: ", command);
+	(void)vfprintf(stderr, format, ap);
+}
+
+int cmd_fail(const char *command, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	complain(command, format, ap);
+	va_end(ap);
+	(void)fputc('\n', stderr);
+	return 1;
+}
+
+int cmd_bad_usage(const char *command, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	complain(command, format, ap);
+	va_end(ap);
+	(void)fprintf(stderr, "; see kvfs %s --help\n", command);
+	return 1;
+}
+
+int cmd_getopt(int argc, char **argv, const char *shorts, const struct option *longs)
+{
+	int c;
+
+	opterr = 0;
+	c = getopt_long(argc, argv, shorts, longs, NULL);
+	if (c == ':') {
+		(void)cmd_bad_usage(argv[0], "%s needs a value", argv[optind - 1]);
+		return CMD_BAD_OPTION;
+	}
+	if (c != '?')
+		return c;
+	/* An unknown letter may stand among others in one argument; an unknown word is one. */
+	if (optopt != 0 && strncmp(argv[optind - 1], "--", 2) != 0)
+		(void)cmd_bad_usage(argv[0], "unknown option -%c", optopt);
+	else if (optopt != 0)
+		(void)cmd_bad_usage(argv[0], "%s takes no value", argv[optind - 1]);
+	else
+		(void)cmd_bad_usage(argv[0], "unknown option %s", argv[optind - 1]);
+	return CMD_BAD_OPTION;
+}
+
+static int run(int argc, char **argv)
+{
+	if (argc < 2) {
+		print_help(stderr);
+		return 1;
+	}
+	if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 ||
+		strcmp(argv[1], "-h") == 0) {
+		print_help(stdout);
+		return 0;
+	}
+	if (strcmp(argv[1], "--version") == 0) {
+		(void)printf("kvfs %s\n", KV_VERSION);
+		return 0;
+	}
+	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+		if (strcmp(argv[1], commands[i].name) == 0)
+			return commands[i].main(argc - 1, argv + 1);
+	}
+	(void)fprintf(stderr, "kvfs: unknown command '%.64s'; see kvfs --help\n", argv[1]);
+	return 1;
+}
+
+int main(int argc, char **argv)
+{
+	int status = run(argc, argv);
+
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		perror("kvfs: cannot write the output");
+		return 1;
+	}
+	return status;
+}
