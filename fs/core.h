@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The core: files, their versions, and what moves bytes between DRAM and the devices. Knows nothing of FUSE.
+ * The core: files, their versions, and what moves bytes between DRAM and the devices. Knows nothing
+ * of FUSE.
  *
  * Objects
- *   kv_core     one mounted store: index, space, devices, DRAM tier, and the threads for fill, write-back, eviction, reaping
- *   kv_file     an inode number in use: its published version, the versions being written. One per ino, counted
- *   kv_version  a state of a file's content, counted. Being written (changes by kv_version_write and friends), then
- *               published (immutable for ever), then committed (its extents are in the index)
+ *   kv_core     one mounted store: index, space, devices, DRAM tier, and the threads for fill,
+ * write-back, eviction, reaping kv_file     an inode number in use: its published version, the
+ * versions being written. One per ino, counted kv_version  a state of a file's content, counted.
+ * Being written (changes by kv_version_write and friends), then published (immutable for ever),
+ * then committed (its extents are in the index)
  *
  * A version keeps for every chunk one of these states:
  *   HOLE   no bytes: reads as zero
  *   COLD   bytes are on the devices (extents known), not in the object
  *   HOT    in the object, and on the devices
  *   DIRTY  in the object only
- *   BASE   as in the version this one was made from (rewrites; resolved by copying or by inheriting extents)
- * Map segments are loaded from the index on demand, so that opening a huge file costs what is touched.
+ *   BASE   as in the version this one was made from (rewrites; resolved by copying or by inheriting
+ * extents) Map segments are loaded from the index on demand, so that opening a huge file costs what
+ * is touched.
  *
- * A version pins the extents it knows: space freed by a later commit is handed to kv_space_release only when the
- * last reference to the version that named it is gone. So readers keep an old version for as long as they like.
+ * A version pins the extents it knows: space freed by a later commit is handed to kv_space_release
+ * only when the last reference to the version that named it is gone. So readers keep an old version
+ * for as long as they like.
  *
  * Lock order: file lock, version lock, then one of the leaves (index, space, DRAM, queues).
  * Nothing waits for I/O, for DRAM or for space with a lock held.
@@ -41,10 +45,12 @@ struct kv_core;
 struct kv_file;
 struct kv_version;
 
-/* What the core asks of the FUSE side. Called without core locks; must not call back into the core. */
+/* What the core asks of the FUSE side. Called without core locks; must not call back into the core.
+ */
 struct kv_core_hooks {
 	void *arg;
-	/* Registers FD as a passthrough backing file: an id > 0, or negative errno. NULL: no passthrough. */
+	/* Registers FD as a passthrough backing file: an id > 0, or negative errno. NULL: no
+	 * passthrough. */
 	int (*backing_open)(void *arg, int fd);
 	void (*backing_close)(void *arg, int backing_id);
 	/* A name vanished without a request (eviction, quarantine): the kernel's entry must go. */
@@ -64,8 +70,8 @@ struct kv_core_options {
 int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core, char *ret_error,
 	size_t error_size);
 /*
- * Writes back what is published, commits, stops the threads, frees everything. All files must be put, except
- * those the core itself holds. Waits. NULL is allowed. Returns NULL.
+ * Writes back what is published, commits, stops the threads, frees everything. All files must be
+ * put, except those the core itself holds. Waits. NULL is allowed. Returns NULL.
  */
 struct kv_core *kv_core_free(struct kv_core *core);
 
@@ -77,10 +83,10 @@ void kv_core_set_hooks(struct kv_core *core, const struct kv_core_hooks *hooks);
 int64_t kv_core_now_ns(struct kv_core *core);
 
 struct kv_core_usage {
-	uint64_t files;        /* in memory */
-	uint64_t versions;     /* in memory */
-	uint64_t dirty_bytes;  /* in DRAM and not on the devices */
-	uint64_t dirty_limit;  /* writers are held back above it */
+	uint64_t files;       /* in memory */
+	uint64_t versions;    /* in memory */
+	uint64_t dirty_bytes; /* in DRAM and not on the devices */
+	uint64_t dirty_limit; /* writers are held back above it */
 	uint64_t open_handles;
 };
 void kv_core_usage(struct kv_core *core, struct kv_core_usage *ret_usage);
@@ -89,8 +95,8 @@ void kv_core_usage(struct kv_core *core, struct kv_core_usage *ret_usage);
 int kv_core_sync(struct kv_core *core);
 
 /*
- * INO has lost its last name: its records and space are freed when nothing uses it any more, by a background thread. To be
- * called after every index operation that left an inode with nlink 0.
+ * INO has lost its last name: its records and space are freed when nothing uses it any more, by a
+ * background thread. To be called after every index operation that left an inode with nlink 0.
  */
 void kv_core_orphan(struct kv_core *core, uint64_t ino);
 
@@ -100,7 +106,8 @@ void kv_core_orphan(struct kv_core *core, uint64_t ino);
 int kv_file_get(struct kv_core *core, uint64_t ino, struct kv_file **ret_file);
 /* As above, but NULL unless it is in memory already. */
 struct kv_file *kv_file_find(struct kv_core *core, uint64_t ino);
-/* Drops a reference. The file stays in memory while it has content in DRAM or work to do. NULL is allowed. Returns NULL. */
+/* Drops a reference. The file stays in memory while it has content in DRAM or work to do. NULL is
+ * allowed. Returns NULL. */
 struct kv_file *kv_file_put(struct kv_file *file);
 
 uint64_t kv_file_ino(const struct kv_file *file);
@@ -115,19 +122,21 @@ void kv_file_closed(struct kv_file *file);
 
 /*
  * The newest published version, with a reference; loaded from the index if need be.
- * -ENOENT: nothing was published yet, or the file is quarantined, or it is gone. *ret_version only on success.
+ * -ENOENT: nothing was published yet, or the file is quarantined, or it is gone. *ret_version only
+ * on success.
  */
 int kv_file_current(struct kv_file *file, struct kv_version **ret_version);
 /* True if VERSION is what kv_file_current would return. */
 bool kv_file_is_current(struct kv_file *file, const struct kv_version *version);
 
 /*
- * Waits until a version of a file that had none is published: 0; -ENOENT when the file is gone or its last writer gave
- * up; -ETIMEDOUT after WAIT_MS.
+ * Waits until a version of a file that had none is published: 0; -ENOENT when the file is gone or
+ * its last writer gave up; -ETIMEDOUT after WAIT_MS.
  */
 int kv_file_wait_published(struct kv_file *file, unsigned wait_ms);
 
-/* Counts an open for reading: last use, hits, relatime-like atime; written to the index at most once a second a file. */
+/* Counts an open for reading: last use, hits, relatime-like atime; written to the index at most
+ * once a second a file. */
 void kv_file_touch(struct kv_file *file);
 
 /* Writes the uses counted since then to the index now: for who wants to read them there. */
@@ -136,76 +145,79 @@ void kv_file_note_uses(struct kv_file *file);
 /* ---- Versions: life ---- */
 
 struct kv_version *kv_version_ref(struct kv_version *version);
-/* The last reference of a version that was not published discards it. NULL is allowed. Returns NULL. */
+/* The last reference of a version that was not published discards it. NULL is allowed. Returns
+ * NULL. */
 struct kv_version *kv_version_unref(struct kv_version *version);
 
 /*
- * A version to be written: as BASE is (published; shares its chunks until they change), or empty with BASE NULL.
- * It becomes one of FILE's writers until it is published or discarded.
+ * A version to be written: as BASE is (published; shares its chunks until they change), or empty
+ * with BASE NULL. It becomes one of FILE's writers until it is published or discarded.
  */
-int kv_version_new(
-	struct kv_file *file, struct kv_version *base, struct kv_version **ret_version);
+int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_version **ret_version);
 
 struct kv_version_attr {
-	uint64_t number;    /* of the published version; 0 while being written */
-	uint64_t size;      /* bytes */
-	uint64_t blocks;    /* of KV_BLOCK_SIZE; written and allocated ones */
+	uint64_t number; /* of the published version; 0 while being written */
+	uint64_t size;   /* bytes */
+	uint64_t blocks; /* of KV_BLOCK_SIZE; written and allocated ones */
 	int64_t mtime_ns;
 	int64_t ctime_ns;
 	bool published;
-	bool committed;     /* the index has it: its record is the truth for times and blocks */
-	bool changed;       /* being written, and differs from its base (or was truncated by its creation) */
+	bool committed; /* the index has it: its record is the truth for times and blocks */
+	bool changed; /* being written, and differs from its base (or was truncated by its creation)
+		       */
 };
 void kv_version_attr(struct kv_version *version, struct kv_version_attr *ret_attr);
 /* Explicit times from the user (utimensat): survive the publish. INT64_MIN leaves one alone. */
 void kv_version_set_times(struct kv_version *version, int64_t mtime_ns, int64_t ctime_ns);
 
 /*
- * Publishes: VERSION becomes the file's current one, readable at once, its write-back is queued. From now
- * on it never changes. -EALREADY if it is published. -EIO if a write to it failed before.
+ * Publishes: VERSION becomes the file's current one, readable at once, its write-back is queued.
+ * From now on it never changes. -EALREADY if it is published. -EIO if a write to it failed before.
  */
 int kv_version_publish(struct kv_version *version);
-/* Waits until a published version (or a later one of the file) is durable. -EIO if its write-back failed. */
+/* Waits until a published version (or a later one of the file) is durable. -EIO if its write-back
+ * failed. */
 int kv_version_sync(struct kv_version *version);
 
 /* ---- Versions: access ---- */
 
 enum kv_access {
-	KV_ACCESS_HOT,    /* wholly in the object, which stays so until kv_version_close: may be passed through */
+	KV_ACCESS_HOT, /* wholly in the object, which stays so until kv_version_close: may be passed
+			  through */
 	KV_ACCESS_STREAM, /* serve it by kv_version_read */
 };
 /*
  * Prepares a published version for a reader, and pins it until kv_version_close. HOT if it is
- * resident, or if it is small enough (stream_above, a quarter of the DRAM budget) to be filled now: waits for that.
- * DIRECT (O_DIRECT) does not admit a version that is not resident. -ENOENT: its bytes are damaged or cannot be read.
+ * resident, or if it is small enough (stream_above, a quarter of the DRAM budget) to be filled now:
+ * waits for that. DIRECT (O_DIRECT) does not admit a version that is not resident. -ENOENT: its
+ * bytes are damaged or cannot be read.
  */
 int kv_version_open(struct kv_version *version, bool direct, enum kv_access *ret_access);
 void kv_version_close(struct kv_version *version);
-/* The backing id of a HOT version's object, registered on first use and kept for the object's residency. > 0, or negative errno. */
+/* The backing id of a HOT version's object, registered on first use and kept for the object's
+ * residency. > 0, or negative errno. */
 int kv_version_backing(struct kv_version *version);
 
 /* Reads up to SIZE bytes: short only at the end of the file. Waits for fills. -EIO. */
-ssize_t kv_version_read(
-	struct kv_version *version, void *ret_memory, size_t size, uint64_t offset);
+ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset);
 /* SEEK_DATA or SEEK_HOLE, block-granular; -ENXIO as lseek(2). */
-int kv_version_seek(
-	struct kv_version *version, uint64_t offset, int whence, uint64_t *ret_offset);
+int kv_version_seek(struct kv_version *version, uint64_t offset, int whence, uint64_t *ret_offset);
 
 /* ---- Versions: change (only while being written; else -ESTALE) ---- */
 
 /*
- * Writes all of SIZE bytes or fails. Space in the store is reserved before anything is changed (-ENOSPC only if nothing
- * can be evicted), DRAM is charged; waits when write-back is behind. -EFBIG.
+ * Writes all of SIZE bytes or fails. Space in the store is reserved before anything is changed
+ * (-ENOSPC only if nothing can be evicted), DRAM is charged; waits when write-back is behind.
+ * -EFBIG.
  */
-int kv_version_write(
-	struct kv_version *version, const void *memory, size_t size, uint64_t offset);
+int kv_version_write(struct kv_version *version, const void *memory, size_t size, uint64_t offset);
 int kv_version_truncate(struct kv_version *version, uint64_t size);
-/* MODE as fallocate(2): 0, KEEP_SIZE, PUNCH_HOLE|KEEP_SIZE, ZERO_RANGE[|KEEP_SIZE]; others -EOPNOTSUPP. Allocated blocks count in blocks. */
-int kv_version_allocate(
-	struct kv_version *version, int mode, uint64_t offset, uint64_t length);
+/* MODE as fallocate(2): 0, KEEP_SIZE, PUNCH_HOLE|KEEP_SIZE, ZERO_RANGE[|KEEP_SIZE]; others
+ * -EOPNOTSUPP. Allocated blocks count in blocks. */
+int kv_version_allocate(struct kv_version *version, int mode, uint64_t offset, uint64_t length);
 /*
- * Copies LENGTH bytes from FROM (published; waits until it is committed): whole chunks at equal chunk offsets share extents, the
- * rest is copied. FROM's size bounds it. ret_copied: bytes.
+ * Copies LENGTH bytes from FROM (published; waits until it is committed): whole chunks at equal
+ * chunk offsets share extents, the rest is copied. FROM's size bounds it. ret_copied: bytes.
  */
 struct kv_clone {
 	struct kv_version *from;
@@ -213,7 +225,8 @@ struct kv_clone {
 	uint64_t to_offset;
 	uint64_t length;
 };
-int kv_version_clone(struct kv_version *version, const struct kv_clone *clone, uint64_t *ret_copied);
+int kv_version_clone(
+	struct kv_version *version, const struct kv_clone *clone, uint64_t *ret_copied);
 
 /* ---- For control.c ---- */
 
@@ -225,11 +238,12 @@ enum kv_chunk_state {
 	KV_CHUNK_BASE,
 	_KV_CHUNK_STATE_MAX,
 };
-/* Calls CHUNK for chunk numbers from FIRST on (holes too) until it returns false. No lock is held. */
+/* Calls CHUNK for chunk numbers from FIRST on (holes too) until it returns false. No lock is held.
+ */
 struct kv_chunk_info {
 	uint32_t number;
 	enum kv_chunk_state state;
-	uint64_t sum;                    /* valid with extents */
+	uint64_t sum; /* valid with extents */
 	uint32_t extent_count;
 	const struct kv_extent *extents; /* valid during the callback */
 };

@@ -3,14 +3,23 @@
  * What the files of the core share: the structs behind core.h and the calls between its rooms.
  *
  * Rooms
- *   core.c       life, threads, waiting, accounting        file.c       table of files, current
- * versions, uses version.c    life of a version                          publish.c    publishing
- * and settling open.c       opening and closing for readers map.c        chunk slots, presence of
- * blocks            seek.c       walking a map read.c       reading write.c      writing change.c
- * truncate, allocate                         clone.c      sharing extents fill.c       devices to
- * DRAM                            writeback.c  DRAM to devices commit.c     devices to index
- * evict.c      DRAM eviction reap.c       orphans                                    evict_store.c
- * store eviction
+ *   core.c         life, threads, waiting, accounting
+ *   file.c         table of files, current versions, uses
+ *   version.c      life of a version, its writers and lists
+ *   publish.c      publishing and settling
+ *   open.c         opening and closing for readers
+ *   map.c          chunk slots, presence of blocks, what the index has
+ *   seek.c         walking a map
+ *   read.c         reading
+ *   write.c        writing
+ *   change.c       truncate, allocate, punch
+ *   clone.c        sharing extents
+ *   fill.c         devices to DRAM: who wants what; fill_run.c: reading and checking
+ *   writeback.c    DRAM to devices: which chunks; writeback_run.c: writing
+ *   commit.c       devices to index
+ *   evict.c        DRAM eviction
+ *   reap.c         orphans
+ *   evict_store.c  store eviction
  *
  * Locks, outermost first: shard (a file's members), version, leaves (index, space, DRAM, lists,
  * parks). A derived version may be locked before its base, never the other way round. The mutex

@@ -19,8 +19,10 @@
 #include "fs/stats.h"
 #include "fs/store.h"
 
+struct kv_guard;
 struct kv_nodes;
 struct kv_notify;
+struct kv_retries;
 
 struct kv_daemon {
 	struct kv_options options;
@@ -29,6 +31,8 @@ struct kv_daemon {
 	struct kv_index *index; /* the store's */
 	struct kv_nodes *nodes;
 	struct kv_notify *notify;
+	struct kv_retries *retries;
+	struct kv_guard *guard;
 	struct fuse_session *session;
 	struct kv_stats stats;
 	int64_t start_ns;

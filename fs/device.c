@@ -13,6 +13,13 @@
 
 #define SUPERBLOCKS_SIZE (KV_SUPERBLOCK_COPIES * KV_BLOCK_SIZE)
 
+/*
+ * A killed daemon's rings keep their registered devices open, and so locked, for a moment after its
+ * end: the kernel takes them apart in the background.
+ */
+#define BUSY_WAIT_MS 3000u
+#define BUSY_POLL_MS 20u
+
 /* What the steps of kv_devices_open share. */
 struct opening {
 	const struct kv_devices_open *open;
@@ -203,7 +210,12 @@ static int open_device(struct opening *opening, unsigned number)
 
 	if (!path)
 		return kv_fail(&opening->error, -ENOMEM, "out of memory");
-	r = ops->open(ops->context, path, false, 0, &device->handle, &device->size);
+	for (unsigned waited_ms = 0;; waited_ms += BUSY_POLL_MS) {
+		r = ops->open(ops->context, path, false, 0, &device->handle, &device->size);
+		if (r != -EBUSY || waited_ms >= BUSY_WAIT_MS)
+			break;
+		(void)usleep(BUSY_POLL_MS * 1000);
+	}
 	if (r < 0)
 		return kv_device_open_error(&opening->error, path, r);
 	device->path = kv_steal_ptr(&path);

@@ -15,14 +15,15 @@
  *	    52     4  zero
  *	    56     8  XXH3-64 of bytes 0..55
  *
- * in a block each (bytes 56.. of the block after the sum are zero), at offsets 0 and KV_BLOCK_SIZE. Block N of
- * the index's count is at KV_DEVICE_DATA_START + N * KV_BLOCK_SIZE.
+ * in a block each (bytes 56.. of the block after the sum are zero), at offsets 0 and KV_BLOCK_SIZE.
+ *Block N of the index's count is at KV_DEVICE_DATA_START + N * KV_BLOCK_SIZE.
  *
  * All I/O goes through struct kv_io_ops. The real table is O_DIRECT and io_uring; the tests
  * put a simulated disk there. Files that refuse O_DIRECT are used buffered (logged once).
  *
- * Threads: struct kv_devices may be used by any thread; a struct kv_ring belongs to the thread that made it.
- * Errors: negative errno; a failed device is counted and logged by this module, rate-limited.
+ * Threads: struct kv_devices may be used by any thread; a struct kv_ring belongs to the thread that
+ *made it. Errors: negative errno; a failed device is counted and logged by this module,
+ *rate-limited.
  */
 #ifndef KVFS_FS_DEVICE_H
 #define KVFS_FS_DEVICE_H
@@ -49,13 +50,13 @@ enum kv_io_kind {
 struct kv_io {
 	enum kv_io_kind kind;
 	uint16_t device;
-	int buffer;       /* index of a registered buffer that holds MEMORY, or -1 */
-	uint64_t offset;  /* byte offset on the device */
+	int buffer;      /* index of a registered buffer that holds MEMORY, or -1 */
+	uint64_t offset; /* byte offset on the device */
 	void *memory;
-	uint32_t length;  /* bytes */
-	int result;       /* after completion: 0 or negative errno; never short */
-	uint32_t done;    /* bytes transferred so far; the ring's own */
-	void *arg;        /* the caller's */
+	uint32_t length; /* bytes */
+	int result;      /* after completion: 0 or negative errno; never short */
+	uint32_t done;   /* bytes transferred so far; the ring's own */
+	void *arg;       /* the caller's */
 };
 
 /* A completion queue of the table below, opaque to all but its implementation. */
@@ -63,8 +64,9 @@ struct kv_io_queue;
 
 /*
  * The one seam to the hardware. HANDLE values come from open. Results are negative errno.
- * submit queues one transfer (-EAGAIN when the queue is full); reap blocks until at least one is complete
- * (wait) or returns 0, stores up to CAPACITY of them and their raw results (bytes or negative errno).
+ * submit queues one transfer (-EAGAIN when the queue is full); reap blocks until at least one is
+ * complete (wait) or returns 0, stores up to CAPACITY of them and their raw results (bytes or
+ * negative errno).
  */
 struct kv_io_completion {
 	struct kv_io *io;
@@ -88,27 +90,29 @@ struct kv_io_ops {
 		struct kv_io_completion *ret_completions, unsigned capacity);
 	/* Memory of registered buffer INDEX, or NULL if the queue has fewer. */
 	void *(*buffer)(void *context, struct kv_io_queue *queue, unsigned index);
-	int64_t (*clock_ns)(void *context);  /* CLOCK_REALTIME */
+	int64_t (*clock_ns)(void *context); /* CLOCK_REALTIME */
 	void (*random)(void *context, void *memory, size_t length);
 };
 
-/* The real table: O_DIRECT, io_uring with registered files and buffers where the limits allow them. */
+/* The real table: O_DIRECT, io_uring with registered files and buffers where the limits allow them.
+ */
 const struct kv_io_ops *kv_io_real(void);
 
 struct kv_devices;
 
 struct kv_device_info {
-	const char *path;  /* valid as long as the devices */
-	uint64_t size;     /* bytes, as formatted */
-	uint64_t blocks;   /* blocks that may be allocated */
+	const char *path; /* valid as long as the devices */
+	uint64_t size;    /* bytes, as formatted */
+	uint64_t blocks;  /* blocks that may be allocated */
 	bool failed;
 };
 
 /*
- * Writes superblocks to COUNT devices. PATHS[i] is a block device, or a file: created with SIZE_BYTES if absent
- * (preallocated where the filesystem can). Devices that carry a kvfs superblock or, on block devices, any
- * known signature or a mount are refused unless FORCE (a mounted one always). ret_blocks[i] receives
- * the allocatable blocks. One line for the user in ret_error on failure; files it created are removed then.
+ * Writes superblocks to COUNT devices. PATHS[i] is a block device, or a file: created with
+ * SIZE_BYTES if absent (preallocated where the filesystem can). Devices that carry a kvfs
+ * superblock or, on block devices, any known signature or a mount are refused unless FORCE (a
+ * mounted one always). ret_blocks[i] receives the allocatable blocks. One line for the user in
+ * ret_error on failure; files it created are removed then.
  */
 struct kv_devices_format {
 	const struct kv_io_ops *ops;
@@ -119,16 +123,17 @@ struct kv_devices_format {
 	bool force;
 	/*
 	 * May be NULL. Called when every check has passed and new files exist, before the first
-	 * superblock is written, with the blocks of each device: its failure ends the format, and it writes the
-	 * line in ret_error itself.
+	 * superblock is written, with the blocks of each device: its failure ends the format, and
+	 * it writes the line in ret_error itself.
 	 */
 	int (*prepare)(void *arg, const uint64_t *blocks);
 	void *prepare_arg;
 };
-int kv_devices_format(const struct kv_devices_format *format, uint64_t *ret_blocks,
-	char *ret_error, size_t error_size);
+int kv_devices_format(const struct kv_devices_format *format, uint64_t *ret_blocks, char *ret_error,
+	size_t error_size);
 
-/* Opens, locks (-EBUSY) and verifies them against UUID and BLOCKS; a damaged first superblock is repaired from the second. */
+/* Opens, locks (-EBUSY) and verifies them against UUID and BLOCKS; a damaged first superblock is
+ * repaired from the second. */
 struct kv_devices_open {
 	const struct kv_io_ops *ops;
 	const char *const *paths;
@@ -143,7 +148,8 @@ int kv_devices_open(const struct kv_devices_open *open, struct kv_devices **ret_
 struct kv_devices *kv_devices_close(struct kv_devices *devices);
 
 unsigned kv_devices_count(const struct kv_devices *devices);
-void kv_devices_info(const struct kv_devices *devices, unsigned number, struct kv_device_info *ret_info);
+void kv_devices_info(
+	const struct kv_devices *devices, unsigned number, struct kv_device_info *ret_info);
 /* Makes all completed writes of DEVICE durable. */
 int kv_devices_flush(struct kv_devices *devices, unsigned number);
 /* True if the device was written since the last successful flush. */
@@ -162,14 +168,16 @@ int kv_ring_new(struct kv_devices *devices, unsigned depth, struct kv_ring **ret
 struct kv_ring *kv_ring_free(struct kv_ring *ring);
 
 /*
- * Runs COUNT transfers, keeping the queue as deep as allowed, and calls DONE (may be NULL) for each as
- * it completes, in any order, on this thread, while the others are in flight. Short transfers are
- * continued; every io->result is set. Returns 0, or the first error; DONE was called for all in any case.
+ * Runs COUNT transfers, keeping the queue as deep as allowed, and calls DONE (may be NULL) for each
+ * as it completes, in any order, on this thread, while the others are in flight. Short transfers
+ * are continued; every io->result is set. Returns 0, or the first error; DONE was called for all in
+ * any case.
  */
 int kv_ring_run(struct kv_ring *ring, struct kv_io *ios, unsigned count,
 	void (*done)(void *arg, struct kv_io *io), void *arg);
 
-/* Registered buffers, KV_RING_BUFFER_SIZE bytes each: NULL if all are taken or none could be registered. */
+/* Registered buffers, KV_RING_BUFFER_SIZE bytes each: NULL if all are taken or none could be
+ * registered. */
 void *kv_ring_buffer_get(struct kv_ring *ring, int *ret_index);
 void kv_ring_buffer_put(struct kv_ring *ring, int index);
 

@@ -2,16 +2,18 @@
 /*
  * The DRAM tier: one object a file version, on a private, detached tmpfs with huge pages.
  *
- * An object is a file named "<ino>.<version>" in hexadecimal. It is opened by name when it is used and closed when
- * it is idle, so an idle object needs no descriptor. Where a tmpfs cannot be mounted (no
- * CAP_SYS_ADMIN) each object is a memfd instead, which keeps its descriptor; their number is then bounded by RLIMIT_NOFILE.
+ * An object is a file named "<ino>.<version>" in hexadecimal. It is opened by name when it is used
+ * and closed when it is idle, so an idle object needs no descriptor. Where a tmpfs cannot be
+ * mounted (no CAP_SYS_ADMIN) each object is a memfd instead, which keeps its descriptor; their
+ * number is then bounded by RLIMIT_NOFILE.
  *
  * Memory is accounted in bytes against the budget before it is touched: kv_dram_charge, then
- * kv_object_allocate. When the budget is short, kv_dram_charge asks the reclaimer (set by the owner of the tier) to drop
- * idle objects, least recently used first. Pages are always allocated by the daemon (fallocate), so
- * that they are charged to the daemon's memory cgroup and never to an engine's. An object that was ever passed
- * through must never be punched or truncated (its mappings may outlive every descriptor): only freed. Its pages may then live on
- * in a client's mapping ("zombies"): kv_dram_usage sees them through the tmpfs's own count.
+ * kv_object_allocate. When the budget is short, kv_dram_charge asks the reclaimer (set by the owner
+ * of the tier) to drop idle objects, least recently used first. Pages are always allocated by the
+ * daemon (fallocate), so that they are charged to the daemon's memory cgroup and never to an
+ * engine's. An object that was ever passed through must never be punched or truncated (its mappings
+ * may outlive every descriptor): only freed. Its pages may then live on in a client's mapping
+ * ("zombies"): kv_dram_usage sees them through the tmpfs's own count.
  *
  * Threads: any. The tier's lock is a leaf. Errors: negative errno.
  */
@@ -31,8 +33,8 @@ struct kv_dram_options {
 	uint64_t budget_bytes;
 	bool force_memfd; /* tests: behave as without CAP_SYS_ADMIN */
 	/*
-	 * Called without locks when BYTES are wanted beyond the budget: drops idle objects. Returns the
-	 * bytes it freed, 0 when nothing can be dropped now.
+	 * Called without locks when BYTES are wanted beyond the budget: drops idle objects. Returns
+	 * the bytes it freed, 0 when nothing can be dropped now.
 	 */
 	uint64_t (*reclaim)(void *arg, uint64_t bytes);
 	void *reclaim_arg;
@@ -43,8 +45,8 @@ struct kv_dram_usage {
 	uint64_t charged; /* bytes promised or allocated */
 	uint64_t zombie;  /* bytes of freed objects that client mappings keep alive */
 	uint64_t objects;
-	bool tmpfs;       /* false: memfds */
-	bool huge;        /* huge pages are in use */
+	bool tmpfs; /* false: memfds */
+	bool huge;  /* huge pages are in use */
 };
 
 /* On failure one line in ret_error: at least KV_DRAM_MIN bytes are needed. */
@@ -63,13 +65,15 @@ int kv_dram_charge(struct kv_dram *dram, uint64_t bytes, unsigned wait_ms);
 void kv_dram_uncharge(struct kv_dram *dram, uint64_t bytes);
 
 /* A new, empty object. Its name must not be in use. */
-int kv_object_new(struct kv_dram *dram, uint64_t ino, uint64_t version, struct kv_object **ret_object);
+int kv_object_new(
+	struct kv_dram *dram, uint64_t ino, uint64_t version, struct kv_object **ret_object);
 /* Unlinks and closes; charges are the caller's to give back. NULL is allowed. Returns NULL. */
 struct kv_object *kv_object_free(struct kv_object *object);
 
 /*
- * Borrows a descriptor (O_RDWR | O_CLOEXEC) until the matching kv_object_put; the last put of a tmpfs
- * object closes it, after a short cache of recently used ones. Returns the descriptor or a negative errno.
+ * Borrows a descriptor (O_RDWR | O_CLOEXEC) until the matching kv_object_put; the last put of a
+ * tmpfs object closes it, after a short cache of recently used ones. Returns the descriptor or a
+ * negative errno.
  */
 int kv_object_get(struct kv_object *object);
 void kv_object_put(struct kv_object *object);
@@ -77,9 +81,10 @@ void kv_object_put(struct kv_object *object);
 /* Sets the size: readers of a passed-through object see EOF there. Growing leaves holes. */
 int kv_object_resize(struct kv_object *object, uint64_t size);
 /*
- * Allocates pages for the bytes [OFFSET, OFFSET + LENGTH): huge pages where the range allows. Does not change the size. Content of new pages is zero.
- * Whole aligned 2 MiB of one call become huge pages on new kernels whatever the size (Linux 6.18: yes; before 6.14 only
- * inside the size). Inside the size a smaller call takes its whole 2 MiB, too.
+ * Allocates pages for the bytes [OFFSET, OFFSET + LENGTH): huge pages where the range allows. Does
+ * not change the size. Content of new pages is zero. Whole aligned 2 MiB of one call become huge
+ * pages on new kernels whatever the size (Linux 6.18: yes; before 6.14 only inside the size).
+ * Inside the size a smaller call takes its whole 2 MiB, too.
  */
 int kv_object_allocate(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Frees the pages of whole blocks in the range; they read as zero. */
@@ -91,8 +96,9 @@ int kv_object_write(struct kv_object *object, const void *memory, size_t length,
 int kv_object_copy(struct kv_object *to, uint64_t to_offset, struct kv_object *from,
 	uint64_t from_offset, size_t length);
 /*
- * Maps [OFFSET, OFFSET + LENGTH) (multiples of KV_BLOCK_SIZE) shared, writable: for device I/O into and out of the object's own
- * pages. The range must be allocated and inside the size rounded up to a block. Unmap with kv_object_unmap.
+ * Maps [OFFSET, OFFSET + LENGTH) (multiples of KV_BLOCK_SIZE) shared, writable: for device I/O into
+ * and out of the object's own pages. The range must be allocated and inside the size rounded up to
+ * a block. Unmap with kv_object_unmap.
  */
 int kv_object_map(struct kv_object *object, uint64_t offset, size_t length, void **ret_memory);
 void kv_object_unmap(void *memory, size_t length);

@@ -2,8 +2,8 @@
 /*
  * An open file description of a regular file: what fi->fh of its requests points to.
  *
- * Made by OPEN or CREATE, freed by RELEASE, which the kernel sends last. Immutable in between; the node's
- * lock guards what it points to.
+ * Made by OPEN or CREATE, freed by RELEASE, which the kernel sends last. Immutable in between; the
+ * node's lock guards what it points to.
  */
 #ifndef KVFS_FS_HANDLE_H
 #define KVFS_FS_HANDLE_H
@@ -13,14 +13,16 @@
 
 struct kv_handle {
 	struct kv_node *node;
-	/* Published node: its version, opened by kv_version_open. NULL for writing nodes, whose version changes. */
+	/* Published node: its version, opened by kv_version_open. NULL for writing nodes, whose
+	 * version changes. */
 	struct kv_version *version;
 	bool may_write; /* opened for writing, or by CREATE: its close can publish */
 };
 
 static inline struct kv_handle *kv_handle_of(const struct fuse_file_info *fi)
 {
-	return (struct kv_handle *)(uintptr_t)fi->fh; /* NOLINT: libfuse carries pointers as integers */
+	return (struct kv_handle *)(uintptr_t)
+		fi->fh; /* NOLINT: libfuse carries pointers as integers */
 }
 
 #endif

@@ -142,7 +142,8 @@ int kv_io_file_open(void *context, const char *path, bool create, uint64_t size,
 void kv_io_file_close(void *context, int handle)
 {
 	(void)context;
-	/* A ring that registered the file may hold it a moment longer than this descriptor: not the lock, too. */
+	/* A ring that registered the file may hold it a moment longer than this descriptor: not the
+	 * lock, too. */
 	(void)flock(handle, LOCK_UN);
 	(void)close(handle);
 }

@@ -15,11 +15,13 @@
 #include <sys/stat.h>
 
 #include "fs/daemon.h"
+#include "fs/guard.h"
 #include "fs/log.h"
 #include "fs/node.h"
 #include "fs/notify.h"
 #include "fs/parse.h"
 #include "fs/passthrough.h"
+#include "fs/retry.h"
 #include "fs/session.h"
 
 #define MESSAGE_SIZE 512u
@@ -228,7 +230,8 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 	};
 	int r;
 
-	r = kv_nodes_new(daemon, &daemon->nodes);
+	daemon->retries = kv_retries_new();
+	r = daemon->retries ? kv_nodes_new(daemon, &daemon->nodes) : -ENOMEM;
 	if (r == 0)
 		r = kv_notify_new(daemon, &daemon->notify);
 	if (r < 0) {
@@ -272,17 +275,22 @@ static void stop(struct kv_daemon *daemon)
 		kv_store_closing(daemon->store);
 	kv_session_stop(daemon);
 	daemon->nodes = kv_nodes_free(daemon->nodes);
+	daemon->retries = kv_retries_free(daemon->retries);
 	daemon->core = kv_core_free(daemon->core);
 	daemon->notify = kv_notify_free(daemon->notify);
 	kv_session_free(daemon);
+	daemon->guard = kv_guard_free(daemon->guard);
 	daemon->store = kv_store_close(daemon->store);
 }
 
 static int run(struct kv_daemon *daemon, const struct arguments *arguments, int pipe_end)
 {
 	char message[MESSAGE_SIZE];
-	int r = open_store(daemon, arguments->store, message);
+	int r = kv_guard_new(&daemon->guard);
 
+	if (r < 0)
+		return fail(strerror(-r));
+	r = open_store(daemon, arguments->store, message);
 	if (r == 0)
 		r = start_core(daemon, message);
 	if (r == 0)

@@ -226,7 +226,20 @@ void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
 		kv_version_unref(node->version);
 		kv_file_put(node->file);
 	}
+	if (node->orphan)
+		kv_core_orphan(daemon->core, node->ino);
 	free(node);
+}
+
+void kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
+{
+	KV_LOCKED(kv_node_lock(daemon, inode->ino));
+	struct kv_node *node = S_ISDIR(inode->mode) ? find_by_ino(daemon->nodes, inode->ino) : NULL;
+
+	if (node)
+		node->orphan = true;
+	else
+		kv_core_orphan(daemon->core, inode->ino);
 }
 
 void kv_node_drop_pending(struct kv_daemon *daemon, struct kv_file *file)

@@ -68,6 +68,7 @@ struct kv_node {
 	struct kv_file *file; /* regular files; a reference */
 	struct kv_version
 		*version; /* regular files; a reference. NULL: writing node without a first write */
+	bool orphan;      /* directory without a name: to be reaped when it is forgotten */
 	bool retired;     /* published node that LOOKUP must not give out any more */
 	enum kv_node_mode mode; /* published nodes, while opens > 0 */
 	unsigned opens;         /* handles of any kind */
@@ -116,6 +117,12 @@ int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_
 int kv_node_prepare_writer(struct kv_daemon *daemon, struct kv_node *node, pid_t pid);
 
 /*
+ * Makes published node NODE, which nobody has open, a writing node of the process of PID: for a
+ * caller that cannot be sent to another node by ESTALE once more. -EBUSY if it is open.
+ */
+int kv_node_convert(struct kv_daemon *daemon, struct kv_node *node, pid_t pid);
+
+/*
  * Gives NODE (writing, its lock held) a version to be written: the one it has, or a new one made
  * from the one it published, or from the file's current one, or empty if TRUNCATE.
  */
@@ -124,6 +131,12 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 /* Publishes NODE's version (lock held) if it is unpublished and changed or FORCE. 0 also if there
  * is nothing to publish. */
 int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force);
+
+/*
+ * INODE lost its last name: it is reaped when nothing uses it any more. A directory that the kernel
+ * knows may be somebody's open or current directory, and stays until it is forgotten.
+ */
+void kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode);
 
 /* Counts a handle of a regular file's node, lock held, before the reply to OPEN leaves. */
 void kv_node_opened(struct kv_node *node, bool may_write);

@@ -12,7 +12,8 @@ struct kv_node *kv_node_any_writer(struct kv_file *file);
 /* The active writing node of PROCESS, or NULL. */
 struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process);
 
-/* A node of a regular file with a file reference of its own, linked to its file. NULL: no memory. */
+/* A node of a regular file with a file reference of its own, linked to its file. NULL: no memory.
+ */
 struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind);
 /*
  * Frees NODE if neither the kernel nor a handle has it. FORGET can overtake the RELEASE of a

@@ -50,6 +50,24 @@ int kv_node_prepare_writer(struct kv_daemon *daemon, struct kv_node *node, pid_t
 	return 0;
 }
 
+int kv_node_convert(struct kv_daemon *daemon, struct kv_node *node, pid_t pid)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	if (node->kind == KV_NODE_WRITING)
+		return 0;
+	if (node->opens > 0)
+		return -EBUSY;
+	if (!kv_file_is_current(node->file, node->version))
+		node->version = kv_version_unref(node->version);
+	node->kind = KV_NODE_WRITING;
+	node->retired = false;
+	node->writer = kv_caller_process(pid);
+	/* For everybody else the name is that of a published node still. */
+	kv_node_notify_name(daemon, node->ino);
+	return 0;
+}
+
 int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool truncate)
 {
 	struct kv_version *base = NULL;

@@ -17,8 +17,9 @@ void kv_ops_open(struct fuse_lowlevel_ops *ops);
 void kv_ops_dir(struct fuse_lowlevel_ops *ops);
 
 /*
- * Completes MAKE (name, mode and hold are the caller's) for a new entry in PARENT: time, and as owner the
- * request's caller; the group is the directory's where its set-group-ID bit says so, which subdirectories inherit.
+ * Completes MAKE (name, mode and hold are the caller's) for a new entry in PARENT: time, and as
+ * owner the request's caller; the group is the directory's where its set-group-ID bit says so,
+ * which subdirectories inherit.
  */
 int kv_make_owned(fuse_req_t req, struct kv_node *parent, struct kv_make *make);
 

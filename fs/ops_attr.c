@@ -10,6 +10,7 @@
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/retry.h"
 #include "index/space.h"
 
 #define XATTR_VALUE_MAX (64u << 10)
@@ -36,8 +37,15 @@ static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size)
 	if (node->kind == KV_NODE_SYMLINK)
 		return -EINVAL;
 	if (node->kind == KV_NODE_PUBLISHED) {
-		r = kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid);
-		return r < 0 ? r : -ESTALE;
+		pid_t pid = fuse_req_ctx(req)->pid;
+		int64_t now_ns = kv_core_now_ns(daemon->core);
+
+		if (!kv_retry_take(daemon->retries, pid, now_ns) ||
+			kv_node_convert(daemon, node, pid) < 0) {
+			r = kv_node_prepare_writer(daemon, node, pid);
+			kv_retry_note(daemon->retries, pid, now_ns);
+			return r < 0 ? r : -ESTALE;
+		}
 	}
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 	r = kv_node_writable(daemon, node, false);

@@ -134,6 +134,9 @@ static int list(struct listing *listing, struct kv_node *node, off_t offset)
 		return 0;
 	listing->estimate = listing->used;
 	r = kv_index_readdir(daemon->index, node->ino, cookie, listing->plus, collect, listing);
+	/* A removed directory that is still open is empty. */
+	if (r == -ENOENT)
+		r = 0;
 	for (size_t i = 0; r == 0 && i < listing->count; i++) {
 		const struct listed *entry = &listing->entries[i];
 

@@ -181,6 +181,9 @@ static void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_fi
 	if (version)
 		r = kv_version_sync(version);
 	kv_version_unref(version);
+	/* The names too: who renamed the file and then syncs it wants to find it there. */
+	if (r == 0)
+		r = kv_index_wait(daemon->index, kv_index_sequence(daemon->index));
 	kv_notify_then_reply(daemon->notify, req, r);
 }
 

@@ -170,7 +170,7 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent_id, const char *name, 
 		kv_core_now_ns(daemon->core), &inode);
 
 	if (r == 0 && inode.nlink == 0)
-		kv_core_orphan(daemon->core, inode.ino);
+		kv_node_orphan(daemon, &inode);
 	kv_reply_error(req, r);
 }
 
@@ -250,7 +250,7 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent_id, const char *name,
 	int r = rename_published(req, &rename, &moved, &replaced);
 
 	if (r == 0 && replaced.ino != 0 && replaced.nlink == 0)
-		kv_core_orphan(daemon->core, replaced.ino);
+		kv_node_orphan(daemon, &replaced);
 	kv_reply_error(req, r);
 	/* The kernel has moved its entry, which may be that of a version older than the one just
 	 * published. */

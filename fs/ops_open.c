@@ -10,6 +10,7 @@
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/retry.h"
 
 static bool wants_write(const struct fuse_file_info *fi)
 {
@@ -77,30 +78,54 @@ static enum kv_node_mode choose_mode(
 	return KV_NODE_DIRECT;
 }
 
+/* What a reader of NODE gets, with a reference; NULL if it is not a published node any more. */
+static struct kv_version *published_version(struct kv_daemon *daemon, struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	return node->kind == KV_NODE_PUBLISHED ? kv_version_ref(node->version) : NULL;
+}
+
+/* Counts the open of NODE and sets the kernel's mode for it. -ESTALE if NODE was converted. */
+static int enter_published(struct kv_daemon *daemon, struct kv_node *node, enum kv_access access,
+	struct fuse_file_info *fi)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	if (node->kind != KV_NODE_PUBLISHED)
+		return -ESTALE;
+	node->mode = choose_mode(daemon, node, access);
+	kv_node_opened(node, false);
+	fi->direct_io = node->mode == KV_NODE_DIRECT;
+	fi->keep_cache = node->mode == KV_NODE_CACHED;
+	if (node->mode == KV_NODE_PASSTHROUGH)
+		fi->backing_id = kv_version_backing(node->version);
+	return 0;
+}
+
 static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_version *version = published_version(daemon, node);
 	struct kv_handle *handle = handle_new(node, false);
 	enum kv_access access;
-	int r = handle ? kv_version_open(node->version, fi->flags & O_DIRECT, &access) : -ENOMEM;
+	int r = handle ? -ESTALE : -ENOMEM;
 
+	if (handle && version)
+		r = kv_version_open(version, fi->flags & O_DIRECT, &access);
+	if (r == 0) {
+		r = enter_published(daemon, node, access, fi);
+		if (r < 0)
+			kv_version_close(version);
+	}
 	if (r < 0) {
+		kv_version_unref(version);
 		free(handle);
 		kv_reply_error(req, r);
 		return;
 	}
-	handle->version = kv_version_ref(node->version);
+	handle->version = version;
 	fi->noflush = 1;
-	{
-		KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-		node->mode = choose_mode(daemon, node, access);
-		kv_node_opened(node, false);
-		fi->direct_io = node->mode == KV_NODE_DIRECT;
-		fi->keep_cache = node->mode == KV_NODE_CACHED;
-		if (node->mode == KV_NODE_PASSTHROUGH)
-			fi->backing_id = kv_version_backing(node->version);
-	}
 	kv_file_touch(node->file);
 	if (fi->backing_id > 0)
 		kv_stat_add(&daemon->stats.open_passthrough, 1);
@@ -139,22 +164,12 @@ static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_f
 	reply_open(req, handle, fi);
 }
 
-/*
- * Reading on a writing node. Its own process sees its own data. Another process can get here only
- * while nothing is published: it waits (P3), and is then sent to the published node.
- */
-static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
+/* A handle of the writing node's own process: it sees what it writes. */
+static void open_own(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_handle *handle;
-	int r;
+	struct kv_handle *handle = handle_new(node, false);
 
-	if (kv_caller_process(fuse_req_ctx(req)->pid) != node->writer) {
-		r = kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms);
-		kv_reply_error(req, r == 0 ? ESTALE : ENOENT);
-		return;
-	}
-	handle = handle_new(node, false);
 	if (!handle) {
 		kv_reply_error(req, ENOMEM);
 		return;
@@ -168,24 +183,97 @@ static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_f
 	reply_open(req, handle, fi);
 }
 
+/* A handle on what is published by now, through a writing node: slower, but it is there. */
+static void open_published_elsewhere(
+	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *handle = handle_new(node, false);
+	enum kv_access access;
+	int r = handle ? kv_file_current(node->file, &handle->version) : -ENOMEM;
+
+	if (r == 0) {
+		r = kv_version_open(handle->version, true, &access);
+		if (r < 0)
+			kv_version_unref(handle->version);
+	}
+	if (r < 0) {
+		free(handle);
+		kv_reply_error(req, r);
+		return;
+	}
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		kv_node_opened(node, false);
+	}
+	direct_open(fi);
+	reply_open(req, handle, fi);
+}
+
+/* The caller must come back to another node: once. */
+static void reply_estale(fuse_req_t req)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+
+	kv_retry_note(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
+	kv_reply_error(req, ESTALE);
+}
+
+/*
+ * Reading on a writing node. Its own process sees its own data. Another process got here while
+ * nothing was published: it waits (P3), and is then sent to the published node.
+ */
+static void open_unpublished(
+	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi, bool again)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+
+	if (kv_caller_process(fuse_req_ctx(req)->pid) == node->writer)
+		open_own(req, node, fi);
+	else if (kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms) < 0)
+		kv_reply_error(req, ENOENT);
+	else if (again)
+		open_published_elsewhere(req, node, fi);
+	else
+		reply_estale(req);
+}
+
+/* Writing on a published node: the caller gets a node of its own, which its next LOOKUP finds. */
+static void open_for_rewriting(
+	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi, bool again)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	pid_t pid = fuse_req_ctx(req)->pid;
+	int r;
+
+	if (again && kv_node_convert(daemon, node, pid) == 0) {
+		open_for_writing(req, node, fi);
+		return;
+	}
+	r = kv_node_prepare_writer(daemon, node, pid);
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		reply_estale(req);
+}
+
 static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *node = kv_node_find(daemon, id);
-	int r;
+	bool again = kv_retry_take(
+		daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
 
 	kv_stat_add(&daemon->stats.fuse_open, 1);
-	if (node->kind == KV_NODE_PUBLISHED && wants_write(fi)) {
-		r = kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid);
-		/* The VFS repeats the call with LOOKUP_REVAL, and LOOKUP finds the writing node. */
-		kv_reply_error(req, r < 0 ? r : -ESTALE);
-	} else if (node->kind == KV_NODE_PUBLISHED) {
+	if (node->kind == KV_NODE_PUBLISHED && wants_write(fi))
+		open_for_rewriting(req, node, fi, again);
+	else if (node->kind == KV_NODE_PUBLISHED)
 		open_published(req, node, fi);
-	} else if (wants_write(fi)) {
+	else if (wants_write(fi))
 		open_for_writing(req, node, fi);
-	} else {
-		open_unpublished(req, node, fi);
-	}
+	else
+		open_unpublished(req, node, fi, again);
 }
 
 /* ---- Create ---- */

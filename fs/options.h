@@ -21,10 +21,11 @@ enum kv_passthrough_mode {
 };
 
 struct kv_options {
-	uint64_t dram_bytes;         /* dram=SIZE|PERCENT: budget of the DRAM tier */
-	uint64_t stream_above_bytes; /* stream_above=SIZE: larger files are served while they fill */
-	uint64_t max_size_bytes;     /* max_size=SIZE: quota of the store; 0 = the devices' size */
-	uint64_t read_wait_ms;       /* read_wait=TIME: how long an open waits for a first publish */
+	uint64_t dram_bytes; /* dram=SIZE|PERCENT: budget of the DRAM tier */
+	uint64_t
+		stream_above_bytes; /* stream_above=SIZE: larger files are served while they fill */
+	uint64_t max_size_bytes;    /* max_size=SIZE: quota of the store; 0 = the devices' size */
+	uint64_t read_wait_ms;      /* read_wait=TIME: how long an open waits for a first publish */
 	bool allow_other;
 	enum kv_passthrough_mode passthrough;
 	enum kv_log_level log_level; /* log=LEVEL */

@@ -12,7 +12,8 @@
 /* Decimal, no sign, no leading or trailing space. */
 int kv_parse_u64(const char *text, uint64_t *ret_value);
 
-/* Bytes: "4096", "512M", "8G", "1.5T"; K, M, G, T, P are powers of 1024, in either case, with an optional "iB" or "B". */
+/* Bytes: "4096", "512M", "8G", "1.5T"; K, M, G, T, P are powers of 1024, in either case, with an
+ * optional "iB" or "B". */
 int kv_parse_size(const char *text, uint64_t *ret_bytes);
 
 /* As kv_parse_size, or "25%": then TOTAL_BYTES times the percentage (0-100). */

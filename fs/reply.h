@@ -3,8 +3,8 @@
  * Replies: every handler answers through these.
  *
  * A reply that fails has already freed the request, and the caller would hang for ever (libfuse
- * send_reply_iov); so any failure but ENOENT (the caller was interrupted) ends the mount. Replies are
- * made only from memory that cannot vanish: daemon buffers, never mappings of objects.
+ * send_reply_iov); so any failure but ENOENT (the caller was interrupted) ends the mount. Replies
+ * are made only from memory that cannot vanish: daemon buffers, never mappings of objects.
  */
 #ifndef KVFS_FS_REPLY_H
 #define KVFS_FS_REPLY_H
@@ -15,7 +15,8 @@
 /* ERROR: 0, or errno of either sign. */
 void kv_reply_error(fuse_req_t req, int error);
 
-/* For the fuse_reply_* calls made elsewhere: RESULT is what one returned; DAEMON was read from the request before it. */
+/* For the fuse_reply_* calls made elsewhere: RESULT is what one returned; DAEMON was read from the
+ * request before it. */
 void kv_reply_check(struct kv_daemon *daemon, int result);
 
 /* A directory entry for NODE, whose lookup is taken back if the reply cannot be delivered. */

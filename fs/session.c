@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/sysmacros.h>
 
+#include "fs/guard.h"
 #include "fs/log.h"
 #include "fs/ops.h"
 #include "fs/passthrough.h"
@@ -181,15 +182,11 @@ static int find_device(const char *directory, unsigned *ret_major, unsigned *ret
 	return r;
 }
 
-static void raise_read_ahead(const char *directory)
+static void raise_read_ahead(unsigned major_number, unsigned minor_number)
 {
-	unsigned major_number;
-	unsigned minor_number;
 	char path[64];
 	_cleanup_fd_ int fd = -1;
 
-	if (find_device(directory, &major_number, &minor_number) < 0)
-		return;
 	(void)snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major_number,
 		minor_number);
 	fd = open(path, O_WRONLY | O_CLOEXEC);
@@ -201,6 +198,8 @@ static void raise_read_ahead(const char *directory)
 int kv_session_start(
 	struct kv_daemon *daemon, const char *directory, char *ret_error, size_t error_size)
 {
+	unsigned major_number;
+	unsigned minor_number;
 	int r = session_new(daemon);
 
 	if (r < 0) {
@@ -228,7 +227,10 @@ int kv_session_start(
 			daemon->passthrough_reason);
 		return -EOPNOTSUPP;
 	}
-	raise_read_ahead(directory);
+	if (find_device(directory, &major_number, &minor_number) == 0) {
+		kv_guard_arm(daemon->guard, minor_number);
+		raise_read_ahead(major_number, minor_number);
+	}
 	return 0;
 }
 

@@ -66,7 +66,8 @@ static int locked_error(const struct kv_error *error, int fd, const char *path)
 		path, pid);
 }
 
-/* Writes who holds the lock, for the message and for who may wait. A full filesystem does not matter. */
+/* Writes who holds the lock, for the message and for who may wait. A full filesystem does not
+ * matter. */
 static void lock_note(int lock_fd, const char *state)
 {
 	char text[LOCK_NOTE_SIZE];
@@ -296,8 +297,8 @@ void kv_store_closing(struct kv_store *store)
 /* Whether the holder of the lock has said that it is about to let go. */
 static bool lock_is_closing(int directory_fd)
 {
-	_cleanup_fd_ int fd = openat(directory_fd, KV_STORE_LOCK,
-		O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+	_cleanup_fd_ int fd =
+		openat(directory_fd, KV_STORE_LOCK, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 	char text[LOCK_NOTE_SIZE] = "";
 
 	return fd >= 0 && pread(fd, text, sizeof(text) - 1, 0) > 0 && strstr(text, LOCK_CLOSING);

@@ -7,9 +7,9 @@
  *	STORE/index/    LMDB
  *	STORE/data0     the embedded device, when no --device was given
  *
- * STORE is 0700, belongs to the user who formatted it, and is opened once; nothing in it is reached through
- * a symlink. Errors come as negative errno with one line for the user: what is wrong and what to do.
- * Threads: open and close on one thread; the members may then be used by any.
+ * STORE is 0700, belongs to the user who formatted it, and is opened once; nothing in it is reached
+ *through a symlink. Errors come as negative errno with one line for the user: what is wrong and
+ *what to do. Threads: open and close on one thread; the members may then be used by any.
  */
 #ifndef KVFS_FS_STORE_H
 #define KVFS_FS_STORE_H
@@ -26,7 +26,8 @@ struct kv_store_format {
 	const char *path;
 	const char *const *devices; /* NULL: the embedded data0 */
 	unsigned device_count;
-	uint64_t size_bytes; /* of data0, or of device files to be created; 0: half of the free space for data0 */
+	uint64_t size_bytes; /* of data0, or of device files to be created; 0: half of the free
+				space for data0 */
 	bool force;          /* replace a store that is there */
 };
 /* On failure nothing that was there before has changed. */
@@ -37,7 +38,8 @@ struct kv_store_open {
 	const char *path;
 	uint64_t quota_bytes; /* 0: none */
 	struct kv_stats *stats;
-	/* How long to wait for a daemon that has said kv_store_closing and still writes back; 0: not at all. */
+	/* How long to wait for a daemon that has said kv_store_closing and still writes back; 0:
+	 * not at all. */
 	unsigned closing_wait_ms;
 };
 struct kv_store {

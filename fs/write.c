@@ -6,8 +6,6 @@
  */
 #include "fs/core_internal.h"
 
-/* Small files grow in DRAM by this many blocks, larger ones by whole chunks. */
-#define GROW_BLOCKS 16u
 #define ATTEMPTS_MAX 3u
 
 static unsigned first_block(const struct kv_span *span)
@@ -111,13 +109,23 @@ static int promise_more(struct kv_writer *writer, unsigned blocks)
 /* ---- DRAM ---- */
 
 /* Lock held. Blocks of DRAM the chunk must have before SPAN can be written. */
-static unsigned charge_wanted(const struct kv_version *version, const struct kv_span *span)
+static unsigned charge_wanted(struct kv_version *version, const struct kv_span *span)
 {
+	unsigned end = end_block(span);
+
 	/* A published version's object ends where the file ends. */
 	if (version->state != KV_VERSION_WRITING)
 		return kv_chunk_used(version->size, span->chunk);
-	if (span->chunk == 0 && version->size <= KV_CHUNK_SIZE)
-		return (unsigned)kv_round_up(end_block(span), GROW_BLOCKS);
+	/* A file written at once gets what it needs; one that grows by appending gets twice what it
+	 * had. */
+	if (span->chunk == 0 && version->size <= KV_CHUNK_SIZE) {
+		const struct kv_slot *slot = kv_slot_find(version, 0);
+		unsigned had = slot ? slot->charge : 0;
+
+		return end <= had
+			       ? end
+			       : (unsigned)kv_min_u64(kv_max_u64(end, 2ul * had), KV_CHUNK_BLOCKS);
+	}
 	return KV_CHUNK_BLOCKS;
 }
 
@@ -209,7 +217,8 @@ static int grow(struct kv_version *version, uint32_t number, unsigned wanted)
 /* Lock held. The object, large enough for END bytes. */
 static int ensure_object(struct kv_version *version, uint64_t end)
 {
-	uint64_t size = kv_round_up(end, KV_CHUNK_SIZE);
+	/* Small ones are kept exact, so that their publish has nothing to cut. */
+	uint64_t size = end <= KV_CHUNK_SIZE ? end : kv_round_up(end, KV_CHUNK_SIZE);
 	int r = kv_version_object_locked(version);
 
 	if (r < 0 || version->object_size >= size || version->state != KV_VERSION_WRITING)

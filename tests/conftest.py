@@ -58,6 +58,7 @@ def scratch(kv):
     path.mkdir()
     path.chmod(0o755)
     yield path
+    sandbox().close_descriptors()
     kv.check()
     shutil.rmtree(path)
 
@@ -123,6 +124,8 @@ def fresh(mode):
         return settle_mode(kv.mount()) if mount else kv
 
     yield make
+    if _state["sandbox"]:
+        sandbox().close_descriptors()
     errors = []
     for kv in made:
         try:

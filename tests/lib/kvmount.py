@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,13 @@ class Sandbox:
         path.mkdir(mode=0o755)
         return path
 
+    def close_descriptors(self):
+        """Closes what a failed test left open here, so that its mount can go."""
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{self.base}/"):
+                    os.close(int(fd))
+
     def abort(self, connection):
         with contextlib.suppress(OSError):
             (self.connections / connection / "abort").write_text("1")
@@ -129,11 +137,9 @@ class Kvfs:
         self.log_path = self.home / "log"
         self.programs = {"kvfs": build_folder() / "tools" / "kvfs",
                          "kvfsd": build_folder() / "fs" / "kvfsd"}
+        self.prefix = []
         if user is not None:
-            # The build may lie where only root can go.
-            self.programs = {n: shutil.copy(p, self.home / n) for n, p in self.programs.items()}
-            for path in (self.home, self.mnt):
-                os.chown(path, user, user)
+            self._prepare_for_user()
         self.daemon = None
         self.connection = None
         self.log_seen = 0
@@ -144,13 +150,30 @@ class Kvfs:
     # ---- programs ----
 
     def kvfs(self, *args, check=True, timeout=60):
-        return run(self.programs["kvfs"], *args, check=check, timeout=timeout,
-                   **self._identity())
+        as_user = [] if self.user is None else self.prefix[-4:]
+        return run(*as_user, self.programs["kvfs"], *args, check=check, timeout=timeout)
 
-    def _identity(self):
-        if self.user is None:
-            return {}
-        return {"user": self.user, "group": self.user, "extra_groups": ()}
+    def _prepare_for_user(self):
+        # The build may lie where only root can go.
+        self.programs = {n: shutil.copy(p, self.home / n) for n, p in self.programs.items()}
+        for path in (self.home, self.mnt):
+            os.chown(path, self.user, self.user)
+        self.prefix = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
+
+    def open_fuse_device(self):
+        """
+        Lets the mount's user open /dev/fuse where only root may: the daemon sees another node there.
+
+        It has a mount namespace of its own for that; what it mounts in .home is seen by all.
+        """
+        node = self.sandbox.folder("dev") / "fuse"
+        os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(10, 229))
+        os.chmod(node, 0o666)
+        run("mount", "--bind", self.home, self.home)
+        run("mount", "--make-shared", self.home)
+        self.prefix = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c",
+                       f"mount --make-rprivate /dev && mount --bind {node} /dev/fuse && exec \"$@\"",
+                       "sh", *self.prefix]
 
     def format(self):
         devices = [word for device in self.devices for word in ("--device", device)]
@@ -165,18 +188,18 @@ class Kvfs:
         text = ",".join(k if v is None else f"{k}={v}" for k, v in self.options.items()
                         if v is not False)
         environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
+        before = len(self.log())
         with open(self.log_path, "ab") as log:
             self.daemon = subprocess.Popen(
-                [self.programs["kvfsd"], self.store, self.mnt, "-f", "-o", text],
+                [*self.prefix, self.programs["kvfsd"], self.store, self.mnt, "-f", "-o", text],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                start_new_session=True, cwd="/", **self._identity())
+                start_new_session=True, cwd="/")
         end = time.monotonic() + timeout
         while not (connection := mount_device(self.mnt)):
             if self.daemon.poll() is not None:
                 status, self.daemon = self.daemon.returncode, None
-                text = self.log()
-                self.log_seen = len(text)
-                raise MountFailed(status, text)
+                self.log_seen = len(self.log())
+                raise MountFailed(status, self.log()[before:])
             if time.monotonic() > end:
                 self.destroy()
                 raise AssertionError(f"kvfsd did not mount within {timeout} s:\n{self.log()}")
@@ -238,6 +261,8 @@ class Kvfs:
                 self.umount()
         finally:
             self.destroy()
+            if mount_device(self.home):
+                run("umount", "-l", self.home, check=False)
             shutil.rmtree(self.home, ignore_errors=True)
 
     # ---- looking inside ----

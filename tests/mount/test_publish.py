@@ -136,6 +136,28 @@ def test_p2_fsync_publishes_and_writing_goes_on(kv, agent):
     assert reader.pread(early, SIZE + 100) == OLD
 
 
+@pytest.mark.parametrize("how", ("fsync", "rename", "dup"))
+def test_p2_second_publish_is_seen_at_once_by_who_saw_the_first(kv, agent, how):
+    """The kernel knows the first version by name when the second one is published."""
+    other = agent()
+    for i in range(100):
+        path, first, second = kv.dir / f"f{i}", blob(i, 5000), blob(i + 1000, 5000)
+        fd = os.open(f"{path}.tmp" if how == "rename" else path, os.O_CREAT | os.O_RDWR, 0o644)
+        os.pwrite(fd, first, 0)
+        if how == "fsync":
+            os.fsync(fd)
+        elif how == "rename":
+            os.rename(f"{path}.tmp", path)
+        else:
+            os.close(os.dup(fd))
+        assert other.read_file(path) == first
+        os.pwrite(fd, second, 0)
+        assert other.read_file(path) == first
+        os.close(fd)
+        assert get(path) == second
+        assert other.read_file(path) == second
+
+
 def test_p2_rename_publishes_an_open_file(kv, agent):
     reader = agent()
     fd = os.open(kv.dir / "tmp", os.O_CREAT | os.O_WRONLY, 0o644)

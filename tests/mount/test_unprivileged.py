@@ -15,9 +15,19 @@ pytestmark = [
 
 
 @pytest.fixture
-def mine(fresh):
-    """A mount of uid 65534."""
-    return fresh(user=NOBODY, allow_other=False, passthrough="auto")
+def users_own(fresh):
+    """Makes a store of uid 65534, which may open /dev/fuse as on most machines; not mounted."""
+    def make(**options):
+        kv = fresh(mount=False, user=NOBODY, **options)
+        if not as_nobody(os.access, "/dev/fuse", os.R_OK | os.W_OK):
+            kv.open_fuse_device()
+        return kv
+    return make
+
+
+@pytest.fixture
+def mine(users_own):
+    return users_own(allow_other=False, passthrough="auto").mount()
 
 
 def test_user_mount_stores_and_loads(mine):
@@ -50,12 +60,12 @@ def test_the_store_is_closed_to_others(mine):
         in_child(os.listdir, mine.store, uid=1234)
 
 
-def test_allow_other_needs_the_administrators_leave(fresh):
+def test_allow_other_needs_the_administrators_leave(users_own):
     if os.path.exists("/etc/fuse.conf"):
         with open("/etc/fuse.conf", encoding="utf-8") as f:
             if any(line.strip() == "user_allow_other" for line in f):
                 pytest.skip("this machine's /etc/fuse.conf has user_allow_other")
-    kv = fresh(mount=False, user=NOBODY)
+    kv = users_own()
     with pytest.raises(MountFailed) as e:
         kv.mount()
     assert e.value.status == 1
@@ -63,8 +73,8 @@ def test_allow_other_needs_the_administrators_leave(fresh):
     assert os.listdir(kv.mnt) == []
 
 
-def test_passthrough_on_fails_where_it_is_impossible(fresh):
-    kv = fresh(mount=False, user=NOBODY, allow_other=False, passthrough="on")
+def test_passthrough_on_fails_where_it_is_impossible(users_own):
+    kv = users_own(allow_other=False, passthrough="on")
     with pytest.raises(MountFailed) as e:
         kv.mount()
     assert e.value.status == 1

@@ -340,25 +340,32 @@ static void test_core_tiers__used_files_are_kept(void **state)
 	unit_done(&unit);
 }
 
-/* Writers wait while too much is dirty, and the limit holds. */
+static void *put_large(void *arg)
+{
+	(void)unit_put(arg, "a", 20 * MIB, 1);
+	return NULL;
+}
+
+/* Writers wait while too much is dirty: the limit holds, and they go on when the device does. */
 static void test_core_tiers__writers_are_held_back(void **state)
 {
 	struct unit unit;
 	struct kv_core_usage usage;
-	char name[8];
+	pthread_t thread;
 
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){.store = 128 * MIB, .dram = 16 * MIB});
-	atomic_store(&unit.disk.delay_us, 60000);
-	for (unsigned i = 0; i < 20; i++) {
-		(void)snprintf(name, sizeof(name), "f%u", i);
-		(void)unit_put(&unit, name, 3 * MIB, i);
-		kv_core_usage(unit.core, &usage);
-		assert_int_equal(usage.dirty_limit, 8 * MIB);
-		assert_true(usage.dirty_bytes <= usage.dirty_limit + MIB);
-	}
+	atomic_store(&unit.disk.hold, true);
+	assert_int_equal(pthread_create(&thread, NULL, put_large, &unit), 0);
+	for (unsigned i = 0; i < 10000 && !kv_stat_get(&unit.stats.throttled); i++)
+		(void)usleep(2000);
 	assert_true(kv_stat_get(&unit.stats.throttled) > 0);
-	atomic_store(&unit.disk.delay_us, 0);
+	kv_core_usage(unit.core, &usage);
+	assert_int_equal(usage.dirty_limit, 8 * MIB);
+	assert_true(usage.dirty_bytes > usage.dirty_limit);
+	assert_true(usage.dirty_bytes <= usage.dirty_limit + MIB);
+	atomic_store(&unit.disk.hold, false);
+	assert_int_equal(pthread_join(thread, NULL), 0);
 	unit_sync(&unit);
 	kv_core_usage(unit.core, &usage);
 	assert_int_equal(usage.dirty_bytes, 0);

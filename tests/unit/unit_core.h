@@ -19,6 +19,7 @@
 struct unit_disk {
 	struct kv_io_ops ops;
 	const struct kv_io_ops *real;
+	_Atomic bool hold;         /* nothing completes */
 	_Atomic int64_t offset_ns; /* added to the clock */
 	_Atomic int reads_fail;    /* that many completed reads become EIO */
 	_Atomic int writes_fail;
@@ -59,6 +60,8 @@ static inline int unit_reap_io(void *context, struct kv_io_queue *queue, bool wa
 {
 	struct unit_disk *disk = context;
 
+	while (atomic_load(&disk->hold))
+		(void)usleep(1000);
 	if (atomic_load(&disk->delay_us) > 0)
 		(void)usleep(atomic_load(&disk->delay_us));
 	int n = disk->real->reap(disk->real->context, queue, wait, ret_completions, capacity);

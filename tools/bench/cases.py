@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cases and their bars: one table, built for the size of the machine and of the run.
 
-A group is a set of places (a kvfs, a plain directory, ...) with the same data in them; its cases run
-on these one after the other. A system is what a case compares: a place, with "-direct" for O_DIRECT;
-"raw" is one big file of the plain directory, read and written O_DIRECT by a deep queue.
+A group is a set of places (a kvfs, a plain directory, ...) with the same data in them; its cases
+run on these one after the other. A system is what a case compares: a place, with "-direct" for
+O_DIRECT; "raw" is one big file of the plain directory, read and written O_DIRECT by a deep queue.
 """
 import dataclasses
 from dataclasses import dataclass
@@ -223,9 +223,9 @@ def sustained(pick):
 
 def names(pick):
     some = Data("some", 3600, 4 * KIB)
-    new = Data("new", pick(10000, 2000), 4 * KIB, made=False)
-    doomed = Data("doomed", pick(20000, 2000), 4 * KIB, made=False)
-    tree = Data("tree", pick(100000, 5000), 4 * KIB, fan=pick(100, 10), made=False)
+    new = Data("new", pick(10000, 1000), 4 * KIB, made=False)
+    doomed = Data("doomed", pick(20000, 1000), 4 * KIB, made=False)
+    tree = Data("tree", pick(100000, 2000), 4 * KIB, fan=pick(100, 10), made=False)
     group = Group("names", {"kvfs": Kvfs(4 * GIB), "plain": None, "tmpfs": None, "libfuse": None},
                   (some, new, doomed, tree), disk=5 * GIB)
     case = Case("", "", group, "1/s", ("kvfs", "plain", "tmpfs", "libfuse"), metric="op_rate",
@@ -239,7 +239,7 @@ def names(pick):
         vary(case, "create-4k", "create, write 4 KiB, close, one thread", state="fresh",
              kernel="store", data=new, options=("--block=4K",)),
         vary(case, "unlink", f"unlink {doomed.count} files of 4 KiB", state="fresh", data=doomed,
-             measure=special.unlink),
+             systems=("kvfs", "plain", "libfuse"), measure=special.unlink),
         vary(case, "rm-r", f"rm -r of {tree.count} files of 4 KiB", state="fresh", data=tree,
              systems=("kvfs", "plain"), measure=special.remove_tree),
         vary(warm, "present-warm", "3,600 names that are there by access(), warm"),

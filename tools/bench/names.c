@@ -94,13 +94,13 @@ static int walk(struct worker *worker, bool with_stat)
 			fstatat(dirfd(directory), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
 			r = bench_fail(entry->d_name, "stat", -errno);
 		else if (with_stat && (uint64_t)st.st_size != worker->bench->size)
-			r = bench_fail(entry->d_name, "stat", -EBADMSG);
+			r = bench_fail(entry->d_name, "checking the size", -ERANGE);
 	}
 	if (errno != 0 && r == 0)
 		r = bench_fail(worker->bench->directory, "readdir", -errno);
 	(void)closedir(directory);
 	if (r == 0 && worker->ops != worker->bench->count)
-		r = bench_fail(worker->bench->directory, "counting the entries", -EBADMSG);
+		r = bench_fail(worker->bench->directory, "counting the entries", -ERANGE);
 	return r;
 }
 

@@ -143,7 +143,7 @@ static void release_raw(const struct bench *bench, void *state)
 
 const struct kernel kernel_raw = {
 	.name = "raw",
-	.help = "read or --write one file of SIZE bytes, O_DIRECT, DEPTH blocks in flight",
+	.help = "read or --write a file of SIZE bytes, O_DIRECT, DEPTH at a time",
 	.items = count_blocks,
 	.prepare = prepare_raw,
 	.item = raw_items,

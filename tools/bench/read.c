@@ -174,7 +174,7 @@ static int scan_file(struct worker *worker, uint64_t index)
 
 const struct kernel kernel_mmap = {
 	.name = "mmap",
-	.help = "map COUNT files of SIZE bytes, one after the other, and read every word",
+	.help = "map COUNT files of SIZE bytes in turn and read every word",
 	.items = count_files,
 	.item = scan_file,
 };

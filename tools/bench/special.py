@@ -55,7 +55,8 @@ def copy(bench, case, place):
 class Stream:
     """Another process that reads a file of SIZE bytes of the plain filesystem over and over.
 
-    The file is sparse: it fills the page cache as any other does, at a steady rate, but needs no disk.
+    The file is sparse: it fills the page cache as any other does, at a steady rate, but takes no
+    space on the disk.
     """
 
     def __init__(self, bench, size):

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who was just answered ESTALE.
+ *
+ * The VFS repeats a call that got ESTALE once, and hands the second one to the user. A handler that
+ * would answer ESTALE asks here whether the thread is on its second try, and then serves it in a
+ * slower way instead. Best effort: a fixed table by thread, newest wins. Threads: any.
+ */
+#ifndef KVFS_FS_RETRY_H
+#define KVFS_FS_RETRY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct kv_retries;
+
+struct kv_retries *kv_retries_new(void);
+/* NULL is allowed. Returns NULL. */
+struct kv_retries *kv_retries_free(struct kv_retries *retries);
+
+/* Thread TID is about to be answered ESTALE, at NOW_NS. */
+void kv_retry_note(struct kv_retries *retries, pid_t tid, int64_t now_ns);
+/* Whether TID is repeating a call, as far as that can be told; forgets it. */
+bool kv_retry_take(struct kv_retries *retries, pid_t tid, int64_t now_ns);
+
+#endif
