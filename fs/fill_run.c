@@ -100,7 +100,7 @@ static int piece_resolve(struct piece *piece)
 		}
 		if (r == 0 && state == KV_CHUNK_BASE)
 			base = kv_version_ref(held->base);
-		else if (r == 0 && state == KV_CHUNK_COLD)
+		else if (r == 0 && (state == KV_CHUNK_COLD || state == KV_CHUNK_HOT))
 			r = piece_take_extents(piece, slot);
 		(void)pthread_mutex_unlock(&held->lock);
 		if (!base)

@@ -274,9 +274,10 @@ static void stop(struct kv_daemon *daemon)
 	if (daemon->store)
 		kv_store_closing(daemon->store);
 	kv_session_stop(daemon);
-	daemon->nodes = kv_nodes_free(daemon->nodes);
+	kv_nodes_clear(daemon->nodes);
 	daemon->retries = kv_retries_free(daemon->retries);
 	daemon->core = kv_core_free(daemon->core);
+	daemon->nodes = kv_nodes_free(daemon->nodes);
 	daemon->notify = kv_notify_free(daemon->notify);
 	kv_session_free(daemon);
 	daemon->guard = kv_guard_free(daemon->guard);

@@ -107,8 +107,12 @@ int kv_slot_set_extents(struct kv_slot *slot, const struct kv_extent *extents, u
 
 bool kv_slot_is_resident(const struct kv_slot *slot)
 {
-	return slot->state == KV_CHUNK_HOT || slot->state == KV_CHUNK_DIRTY ||
-	       (slot->state == KV_CHUNK_BASE && slot->flags & KV_SLOT_RESIDENT);
+	if (slot->state == KV_CHUNK_DIRTY)
+		return true;
+	/* BUSY: perhaps being punched at this moment. A dirty chunk never is. */
+	return !(slot->flags & KV_SLOT_BUSY) &&
+	       (slot->state == KV_CHUNK_HOT ||
+		       (slot->state == KV_CHUNK_BASE && slot->flags & KV_SLOT_RESIDENT));
 }
 
 void kv_slot_bits(const struct kv_slot *slot, struct kv_bits *ret_bits)

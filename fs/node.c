@@ -253,21 +253,44 @@ void kv_node_drop_pending(struct kv_daemon *daemon, struct kv_file *file)
 	}
 }
 
-struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes)
+/* Takes any node out of the table; NULL if there is none left. */
+static struct kv_node *take_any(struct kv_nodes *nodes)
 {
 	struct kv_node *node;
 
-	if (!nodes)
-		return NULL;
-	while ((node = RB_MIN(node_id_tree, &nodes->by_id))) {
+	(void)pthread_rwlock_wrlock(&nodes->lock);
+	node = RB_MIN(node_id_tree, &nodes->by_id);
+	if (node) {
 		(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
+		if (!is_file_node(node))
+			(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
+		nodes->count--;
+	}
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	return node;
+}
+
+void kv_nodes_clear(struct kv_nodes *nodes)
+{
+	struct kv_node *node;
+
+	while (nodes && (node = take_any(nodes))) {
 		if (node->file) {
+			(void)pthread_mutex_lock(&nodes->stripes[node->ino % NODE_STRIPES]);
 			file_nodes_remove(node->file, node);
+			(void)pthread_mutex_unlock(&nodes->stripes[node->ino % NODE_STRIPES]);
 			kv_version_unref(node->version);
 			kv_file_put(node->file);
 		}
 		free(node);
 	}
+}
+
+struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes)
+{
+	if (!nodes)
+		return NULL;
+	kv_nodes_clear(nodes);
 	for (unsigned i = 0; i < NODE_STRIPES; i++)
 		(void)pthread_mutex_destroy(&nodes->stripes[i]);
 	(void)pthread_rwlock_destroy(&nodes->lock);

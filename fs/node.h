@@ -81,7 +81,12 @@ struct kv_node {
 };
 
 int kv_nodes_new(struct kv_daemon *daemon, struct kv_nodes **ret_nodes);
-/* Frees the table and all nodes left (the kernel is gone). NULL is allowed. Returns NULL. */
+/*
+ * Drops all nodes: the kernel is gone. The table stays, for the core may still ask for directories
+ * until it is freed. NULL is allowed.
+ */
+void kv_nodes_clear(struct kv_nodes *nodes);
+/* NULL is allowed. Returns NULL. */
 struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes);
 uint64_t kv_nodes_count(struct kv_nodes *nodes);
 
