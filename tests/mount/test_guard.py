@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard process: a dead daemon leaves no client hanging."""
+import ctypes
+import errno
+import os
+import signal
+
+from data import put
+from procs import Child, eventually
+
+PIDFD_GETFD = 438
+
+
+def fuse_device_of(pid):
+    """A copy of the descriptor that the daemon serves the mount through."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        if os.readlink(f"/proc/{pid}/fd/{number}") == "/dev/fuse":
+            pidfd = os.pidfd_open(pid)
+            fd = libc.syscall(PIDFD_GETFD, pidfd, int(number), 0)
+            os.close(pidfd)
+            assert fd >= 0, os.strerror(ctypes.get_errno())
+            return fd
+    raise AssertionError("the daemon has no /dev/fuse open")
+
+
+def guards_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as f:
+        children = [int(word) for word in f.read().split()]
+    return [c for c in children if comm(c) == "kvfsd-guard"]
+
+
+def comm(pid):
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8") as f:
+            return f.read().strip()
+    except OSError:
+        return None
+
+
+def error_of(func, *args):
+    try:
+        func(*args)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def test_connection_ends_with_the_daemon_even_if_something_holds_it(fresh):
+    """As a thread of the daemon does that is stuck in the kernel."""
+    kv = fresh(size="256M", dram="64M")
+    put(kv.mnt / "f", b"x")
+    kv.check()
+    guard, = guards_of(kv.pid)
+    held = fuse_device_of(kv.pid)
+    try:
+        kv.daemon.send_signal(signal.SIGSTOP)
+        waiting = Child(error_of, os.stat, kv.mnt / "not looked up yet")
+        kv.daemon.kill()
+        kv.daemon.wait(30)
+        assert waiting.result(20) in (errno.ENOTCONN, errno.ECONNABORTED)
+        assert Child(error_of, os.listdir, kv.mnt).result(20) == errno.ENOTCONN
+        eventually(lambda: comm(guard) != "kvfsd-guard", what="the end of the guard")
+    finally:
+        os.close(held)
+        kv.destroy()
+
+
+def test_guard_goes_with_an_orderly_end(fresh):
+    kv = fresh(size="256M", dram="64M")
+    guard, = guards_of(kv.pid)
+    kv.umount()
+    eventually(lambda: comm(guard) != "kvfsd-guard", what="the end of the guard")
