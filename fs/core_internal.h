@@ -302,10 +302,11 @@ struct kv_core {
 		pthread_mutex_t lock;
 		pthread_cond_t wanted;
 		pthread_cond_t done;
-		uint64_t need;   /* blocks somebody waits for */
-		uint64_t begun;  /* rounds */
-		uint64_t ended;  /* rounds */
-		uint64_t barren; /* number of the last round that found nothing to evict */
+		uint64_t need;      /* blocks somebody waits for */
+		uint64_t begun;     /* rounds */
+		uint64_t ended;     /* rounds */
+		int64_t evicted_ms; /* last eviction; the evictor's own */
+		uint64_t barren;    /* number of the last round that found nothing to evict */
 		bool kicked;
 		bool stop;
 	} evictor;

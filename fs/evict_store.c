@@ -17,6 +17,16 @@
 /* How long one round waits, in slices, for what is under way. */
 #define SLICE_MS 50u
 #define SLICES_MAX 200u
+#define PINNED_SLICE_MS 5u
+/*
+ * Looks in vain, with nothing under way, before the store counts as full: a file that was just
+ * closed still is open until the kernel's RELEASE has come.
+ */
+#define QUIET_MAX 10u
+#define QUIET_SLICE_MS 20u
+/* What was evicted may be pinned by nodes until the kernel has forgotten them: so long space may
+ * follow. */
+#define PINNED_MS 3000
 /* Below 1/20 of the store, or this much, is low; eviction goes on to twice that. */
 #define LOW_SHARE 20u
 #define LOW_MIN_BLOCKS ((UINT64_C(64) << 20) / KV_BLOCK_SIZE)
@@ -142,6 +152,7 @@ static bool evict_file(
 	mark_unlinked(core, use->ino);
 	uint64_t freed = kv_reap_ino(core, use->ino);
 	*blocks += freed;
+	core->evictor.evicted_ms = kv_monotonic_ms();
 	kv_stat_add(&core->stats->evicted_store, 1);
 	kv_stat_add(&core->stats->evicted_store_bytes, freed << KV_BLOCK_SHIFT);
 	return true;
@@ -173,6 +184,16 @@ static unsigned evict_some(struct kv_core *core, uint64_t wanted, bool lease)
 
 /* ---- Rounds ---- */
 
+/* Space of files evicted just now that is not free yet. */
+static bool has_pinned(struct kv_core *core)
+{
+	struct kv_space_usage usage;
+
+	kv_space_usage(core->space, &usage);
+	return usage.busy > 0 && core->evictor.evicted_ms != 0 &&
+	       kv_monotonic_ms() - core->evictor.evicted_ms < PINNED_MS;
+}
+
 /* True if space may still come from what is under way: orphans, commits, versions that become
  * evictable. */
 static bool wait_for_others(struct kv_core *core)
@@ -184,6 +205,10 @@ static bool wait_for_others(struct kv_core *core)
 		any = core->reaper.working || !STAILQ_EMPTY(&core->reaper.queue);
 	}
 	kv_reap_drain(core, SLICE_MS);
+	if (!any && has_pinned(core)) {
+		any = true;
+		(void)usleep(PINNED_SLICE_MS * 1000);
+	}
 	KV_LOCKED(&core->writeback.lock);
 	if (!TAILQ_EMPTY(&core->writeback.inflight)) {
 		any = true;
@@ -195,7 +220,7 @@ static bool wait_for_others(struct kv_core *core)
 /* Makes room for NEED blocks, and up to the watermark. False if there was nothing to gain. */
 static bool run_round(struct kv_core *core, uint64_t need)
 {
-	unsigned slices = 0;
+	unsigned slices = 0, quiet = 0;
 	bool gained = false;
 
 	while (!atomic_load(&core->stopping)) {
@@ -215,7 +240,11 @@ static bool run_round(struct kv_core *core, uint64_t need)
 			continue;
 		if (free_blocks(core, &total) >= need)
 			return true;
-		if (slices++ == SLICES_MAX || !wait_for_others(core))
+		if (wait_for_others(core))
+			quiet = 0;
+		else
+			(void)usleep(QUIET_SLICE_MS * 1000);
+		if (slices++ == SLICES_MAX || quiet++ == QUIET_MAX)
 			break;
 	}
 	return gained;

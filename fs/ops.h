@@ -7,6 +7,8 @@
 #ifndef KVFS_FS_OPS_H
 #define KVFS_FS_OPS_H
 
+#include <sys/stat.h>
+
 #include "fs/daemon.h"
 #include "fs/node.h"
 
@@ -22,5 +24,14 @@ void kv_ops_dir(struct fuse_lowlevel_ops *ops);
  * which subdirectories inherit.
  */
 int kv_make_owned(fuse_req_t req, struct kv_node *parent, struct kv_make *make);
+
+/* The permission bits of MODE after a change by somebody who may not keep the set-ID bits, as Linux
+ * drops them. */
+static inline uint32_t kv_without_set_id(uint32_t mode)
+{
+	mode &= 07777 & ~(uint32_t)S_ISUID;
+	/* Without group execution the bit is an old mark for mandatory locks, and stays. */
+	return mode & S_IXGRP ? mode & ~(uint32_t)S_ISGID : mode;
+}
 
 #endif

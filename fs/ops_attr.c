@@ -83,9 +83,7 @@ static int change_of(fuse_req_t req, struct kv_node *node, const struct stat *at
 		if (r < 0)
 			return r;
 		change.mask |= KV_CHANGE_MODE;
-		change.mode = inode.mode & 07777 & ~(uint32_t)S_ISUID;
-		if (inode.mode & S_IXGRP)
-			change.mode &= ~(uint32_t)S_ISGID;
+		change.mode = kv_without_set_id(inode.mode);
 	}
 	if (to_set & FUSE_SET_ATTR_UID)
 		change.mask |= KV_CHANGE_UID;

@@ -111,9 +111,7 @@ static void drop_set_id(fuse_req_t req, struct kv_node *node, const struct fuse_
 		return;
 	if (kv_index_get(daemon->index, node->ino, &inode) < 0)
 		return;
-	change.mode = inode.mode & 07777 & ~(uint32_t)S_ISUID;
-	if (inode.mode & S_IXGRP)
-		change.mode &= ~(uint32_t)S_ISGID;
+	change.mode = kv_without_set_id(inode.mode);
 	if (change.mode != (inode.mode & 07777) &&
 		kv_index_change(daemon->index, node->ino, &change, &inode) == 0)
 		kv_node_attributes_changed(daemon, node);
