@@ -243,14 +243,17 @@ static int error_of(struct kv_version *version)
 	if (version->error || !version->base)
 		return version->error;
 	KV_LOCKED(&version->base->lock);
-	return version->base->state == KV_VERSION_FAILED ? -EIO : 0;
+	return kv_version_failure_locked(version->base);
 }
 
 static void settle_version(struct kv_version *version)
 {
 	int r = error_of(version);
 
-	if (kv_version_is_invisible(version))
+	(void)pthread_mutex_lock(&version->lock);
+	bool dropped = version->dropped;
+	(void)pthread_mutex_unlock(&version->lock);
+	if (dropped || kv_version_is_invisible(version))
 		r = -ENOENT;
 	else if (r == 0)
 		r = commit_version(version);

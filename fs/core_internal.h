@@ -362,6 +362,9 @@ unsigned kv_files_free(struct kv_core *core);
 struct kv_version *kv_version_alloc(struct kv_file *file);
 /* A reference unless VERSION is being destroyed. */
 bool kv_version_try_ref(struct kv_version *version);
+/* -EIO if VERSION was lost, -ENOENT if it was dropped unwritten with its file: what builds on it
+ * shares that. Lock held. */
+int kv_version_failure_locked(const struct kv_version *version);
 int kv_version_enter(struct kv_version *version); /* a writer; -ESTALE */
 void kv_version_leave(struct kv_version *version);
 int kv_version_enter_exclusive(struct kv_version *version);

@@ -277,8 +277,8 @@ static void stop(struct kv_daemon *daemon)
 	kv_nodes_clear(daemon->nodes);
 	daemon->retries = kv_retries_free(daemon->retries);
 	daemon->core = kv_core_free(daemon->core);
-	daemon->nodes = kv_nodes_free(daemon->nodes);
 	daemon->notify = kv_notify_free(daemon->notify);
+	daemon->nodes = kv_nodes_free(daemon->nodes);
 	kv_session_free(daemon);
 	daemon->guard = kv_guard_free(daemon->guard);
 	daemon->store = kv_store_close(daemon->store);

@@ -9,6 +9,7 @@
 #include "fs/caller.h"
 #include "fs/daemon.h"
 #include "fs/notify.h"
+#include "fs/retry.h"
 
 #define NODE_STRIPES 256u
 
@@ -209,6 +210,19 @@ static bool is_pending(const struct kv_daemon *daemon, const struct kv_node *nod
 	       kv_core_now_ns(daemon->core) - node->pending_since_ns < KV_NODE_PENDING_NS;
 }
 
+/* Its memory, and what it refers to. The lock of the file's nodes is held. */
+static void node_done(struct kv_node *node)
+{
+	if (node->file) {
+		file_nodes_remove(node->file, node);
+		kv_version_unref(node->version);
+		if (node->orphan)
+			kv_file_closed(node->file);
+		kv_file_put(node->file);
+	}
+	free(node);
+}
+
 void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
 {
 	struct kv_nodes *nodes = daemon->nodes;
@@ -221,69 +235,74 @@ void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
 		(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
 	nodes->count--;
 	(void)pthread_rwlock_unlock(&nodes->lock);
-	if (node->file) {
-		file_nodes_remove(node->file, node);
-		kv_version_unref(node->version);
-		kv_file_put(node->file);
-	}
-	if (node->orphan)
+	if (node->orphan && !node->file)
 		kv_core_orphan(daemon->core, node->ino);
-	free(node);
+	node_done(node);
+}
+
+void kv_node_expire(struct kv_daemon *daemon, uint64_t ino, uint64_t nodeid)
+{
+	KV_LOCKED(kv_node_lock(daemon, ino));
+	struct kv_node *node = kv_node_find(daemon, nodeid);
+
+	if (node)
+		kv_node_free_if_unused(daemon, node);
 }
 
 void kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
 {
 	KV_LOCKED(kv_node_lock(daemon, inode->ino));
-	struct kv_node *node = S_ISDIR(inode->mode) ? find_by_ino(daemon->nodes, inode->ino) : NULL;
+	struct kv_node *node = S_ISREG(inode->mode) ? NULL : find_by_ino(daemon->nodes, inode->ino);
+	struct kv_file *file = node ? NULL : kv_file_find(daemon->core, inode->ino);
 
-	if (node)
+	if (node) {
 		node->orphan = true;
-	else
-		kv_core_orphan(daemon->core, inode->ino);
-}
-
-void kv_node_drop_pending(struct kv_daemon *daemon, struct kv_file *file)
-{
-	struct kv_node *next;
-
-	for (struct kv_node *node = file_nodes(file); node; node = next) {
-		next = node->sibling;
-		if (node->kind == KV_NODE_WRITING && node->pending_since_ns != 0)
-			kv_node_free_if_unused(daemon, node);
+		return;
 	}
+	/* To the core a node that the kernel knows is an open one from here on. */
+	for (node = file ? file_nodes(file) : NULL; node; node = node->sibling) {
+		if (!node->orphan)
+			kv_file_opened(file);
+		node->orphan = true;
+	}
+	kv_core_orphan(daemon->core, inode->ino);
+	kv_file_put(file);
 }
 
-/* Takes any node out of the table; NULL if there is none left. */
-static struct kv_node *take_any(struct kv_nodes *nodes)
+/* Frees the node with the least id. False if there is none left. */
+static bool free_any(struct kv_nodes *nodes)
 {
 	struct kv_node *node;
+	uint64_t ino;
 
+	(void)pthread_rwlock_rdlock(&nodes->lock);
+	node = RB_MIN(node_id_tree, &nodes->by_id);
+	ino = node ? node->ino : 0;
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	if (!node)
+		return false;
+	KV_LOCKED(&nodes->stripes[ino % NODE_STRIPES]);
 	(void)pthread_rwlock_wrlock(&nodes->lock);
 	node = RB_MIN(node_id_tree, &nodes->by_id);
-	if (node) {
+	/* An expired one may just have gone by itself. */
+	if (node && node->ino == ino) {
 		(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
 		if (!is_file_node(node))
 			(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
 		nodes->count--;
+	} else {
+		node = NULL;
 	}
 	(void)pthread_rwlock_unlock(&nodes->lock);
-	return node;
+	if (node)
+		node_done(node);
+	return true;
 }
 
 void kv_nodes_clear(struct kv_nodes *nodes)
 {
-	struct kv_node *node;
-
-	while (nodes && (node = take_any(nodes))) {
-		if (node->file) {
-			(void)pthread_mutex_lock(&nodes->stripes[node->ino % NODE_STRIPES]);
-			file_nodes_remove(node->file, node);
-			(void)pthread_mutex_unlock(&nodes->stripes[node->ino % NODE_STRIPES]);
-			kv_version_unref(node->version);
-			kv_file_put(node->file);
-		}
-		free(node);
-	}
+	while (nodes && free_any(nodes))
+		continue;
 }
 
 struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes)
@@ -385,7 +404,9 @@ static int file_node(
 		return 0;
 	}
 	r = published_node(daemon, file, ret_node);
-	if (r == -ENOENT && writer && writer->version) {
+	for (; r == -ENOENT && writer && !writer->version; writer = writer->sibling)
+		continue;
+	if (r == -ENOENT && writer && writer->kind == KV_NODE_WRITING && writer->active) {
 		/* Nothing published yet: the name is there, and an open for reading waits. */
 		*ret_node = writer;
 		return 0;
@@ -408,8 +429,12 @@ int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pi
 	r = kv_file_get(daemon->core, inode->ino, &file);
 	if (r < 0)
 		return r;
-	kv_node_drop_pending(daemon, file);
-	r = file_node(daemon, file, pid, &node);
+	/* Who was sent here to write gets a node of its own, whatever file the name is of by now.
+	 */
+	if (kv_retry_pending(daemon->retries, pid, kv_core_now_ns(daemon->core)))
+		r = kv_node_add_writer(daemon, file, kv_caller_process(pid));
+	if (r == 0)
+		r = file_node(daemon, file, pid, &node);
 	if (r == 0) {
 		node->lookups++;
 		*ret_node = node;

@@ -68,7 +68,7 @@ struct kv_node {
 	struct kv_file *file; /* regular files; a reference */
 	struct kv_version
 		*version; /* regular files; a reference. NULL: writing node without a first write */
-	bool orphan;      /* directory without a name: to be reaped when it is forgotten */
+	bool orphan;      /* without a name, and kept from being reaped until it is forgotten */
 	bool retired;     /* published node that LOOKUP must not give out any more */
 	enum kv_node_mode mode; /* published nodes, while opens > 0 */
 	unsigned opens;         /* handles of any kind */
@@ -110,6 +110,9 @@ int kv_node_for_listing(
 /* Nodeid of directory INO, 0 if the kernel does not know it. */
 uint64_t kv_node_directory_id(struct kv_daemon *daemon, uint64_t ino);
 
+/* Frees writing node NODEID of INO if its process did not come back within KV_NODE_PENDING_NS. */
+void kv_node_expire(struct kv_daemon *daemon, uint64_t ino, uint64_t nodeid);
+
 void kv_node_forget(struct kv_daemon *daemon, struct kv_node *node, uint64_t lookups);
 
 /* A writing node for a file just created by PID, with one lookup. */
@@ -121,11 +124,8 @@ int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_
  */
 int kv_node_prepare_writer(struct kv_daemon *daemon, struct kv_node *node, pid_t pid);
 
-/*
- * Makes published node NODE, which nobody has open, a writing node of the process of PID: for a
- * caller that cannot be sent to another node by ESTALE once more. -EBUSY if it is open.
- */
-int kv_node_convert(struct kv_daemon *daemon, struct kv_node *node, pid_t pid);
+/* Whether NODE is the writing node of the process of thread PID. */
+bool kv_node_is_own(const struct kv_node *node, pid_t pid);
 
 /*
  * Gives NODE (writing, its lock held) a version to be written: the one it has, or a new one made
@@ -138,8 +138,8 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force);
 
 /*
- * INODE lost its last name: it is reaped when nothing uses it any more. A directory that the kernel
- * knows may be somebody's open or current directory, and stays until it is forgotten.
+ * INODE lost its last name: it is reaped when nothing uses it any more. What the kernel knows may
+ * be on some path walk, or be somebody's directory, and stays until it is forgotten.
  */
 void kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode);
 

@@ -12,6 +12,9 @@ struct kv_node *kv_node_any_writer(struct kv_file *file);
 /* The active writing node of PROCESS, or NULL. */
 struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process);
 
+/* Makes sure that PROCESS has an active writing node, which LOOKUP will find. */
+int kv_node_add_writer(struct kv_daemon *daemon, struct kv_file *file, pid_t process);
+
 /* A node of a regular file with a file reference of its own, linked to its file. NULL: no memory.
  */
 struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind);
@@ -20,7 +23,4 @@ struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node
  * last handle, so both come here.
  */
 void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node);
-/* Frees the writing nodes of FILE whose process never came back after its ESTALE. */
-void kv_node_drop_pending(struct kv_daemon *daemon, struct kv_file *file);
-
 #endif

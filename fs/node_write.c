@@ -29,43 +29,34 @@ int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_
 	return 0;
 }
 
-int kv_node_prepare_writer(struct kv_daemon *daemon, struct kv_node *node, pid_t pid)
+int kv_node_add_writer(struct kv_daemon *daemon, struct kv_file *file, pid_t process)
 {
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-	pid_t process = kv_caller_process(pid);
-	struct kv_node *writer;
+	struct kv_node *writer = kv_node_writer_of(file, process);
 
-	kv_node_drop_pending(daemon, node->file);
-	writer = kv_node_writer_of(node->file, process);
 	if (!writer) {
-		writer = kv_node_new(daemon, node->ino, KV_NODE_WRITING);
+		writer = kv_node_new(daemon, kv_file_ino(file), KV_NODE_WRITING);
 		if (!writer)
 			return -ENOMEM;
 		writer->writer = process;
 		writer->active = true;
-		writer->pending_since_ns = kv_core_now_ns(daemon->core);
-	} else if (writer->lookups == 0) {
-		writer->pending_since_ns = kv_core_now_ns(daemon->core);
+	} else if (writer->lookups > 0 || writer->opens > 0) {
+		return 0;
 	}
-	return 0;
+	writer->pending_since_ns = kv_core_now_ns(daemon->core);
+	return kv_notify_expire(daemon->notify, writer->ino, writer->id);
 }
 
-int kv_node_convert(struct kv_daemon *daemon, struct kv_node *node, pid_t pid)
+int kv_node_prepare_writer(struct kv_daemon *daemon, struct kv_node *node, pid_t pid)
 {
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 
-	if (node->kind == KV_NODE_WRITING)
-		return 0;
-	if (node->opens > 0)
-		return -EBUSY;
-	if (!kv_file_is_current(node->file, node->version))
-		node->version = kv_version_unref(node->version);
-	node->kind = KV_NODE_WRITING;
-	node->retired = false;
-	node->writer = kv_caller_process(pid);
-	/* For everybody else the name is that of a published node still. */
-	kv_node_notify_name(daemon, node->ino);
-	return 0;
+	return kv_node_add_writer(daemon, node->file, kv_caller_process(pid));
+}
+
+bool kv_node_is_own(const struct kv_node *node, pid_t pid)
+{
+	return node->kind == KV_NODE_WRITING && ((pid != 0 && (uint32_t)pid == node->open_pid) ||
+							kv_caller_process(pid) == node->writer);
 }
 
 int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool truncate)

@@ -5,20 +5,26 @@
 
 #include <bsd/sys/queue.h>
 #include <pthread.h>
+#include <time.h>
 
 #include "fs/log.h"
 #include "fs/reply.h"
+
+#define NS_PER_S INT64_C(1000000000)
 
 enum notice_kind {
 	NOTICE_ENTRY,
 	NOTICE_ATTRIBUTES,
 	NOTICE_REPLY,
+	NOTICE_EXPIRE,
 };
 
 struct notice {
 	STAILQ_ENTRY(notice) queue;
 	enum notice_kind kind;
 	uint64_t nodeid;
+	uint64_t ino;   /* NOTICE_EXPIRE */
+	int64_t due_ns; /* NOTICE_EXPIRE */
 	fuse_req_t req; /* to be answered: NOTICE_REPLY */
 	int error;
 	size_t length;
@@ -32,9 +38,18 @@ struct kv_notify {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t work;
-	struct notices queue; /* guarded by lock */
-	bool stop;            /* guarded by lock */
+	struct notices queue;    /* guarded by lock */
+	struct notices expiring; /* guarded by lock; the oldest is due first */
+	bool stop;               /* guarded by lock */
 };
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_REALTIME, &now);
+	return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
 
 static void send_notice(struct kv_notify *notify, const struct notice *notice)
 {
@@ -52,6 +67,37 @@ static void send_notice(struct kv_notify *notify, const struct notice *notice)
 			(unsigned long long)notice->nodeid, strerror(-r));
 }
 
+/* Lock held. The next one to work off, or NULL. */
+static struct notice *take_notice(struct kv_notify *notify)
+{
+	struct notice *notice = STAILQ_FIRST(&notify->queue);
+
+	if (notice) {
+		STAILQ_REMOVE_HEAD(&notify->queue, queue);
+		return notice;
+	}
+	notice = STAILQ_FIRST(&notify->expiring);
+	if (!notice || (notice->due_ns > now_ns() && !notify->stop))
+		return NULL;
+	STAILQ_REMOVE_HEAD(&notify->expiring, queue);
+	return notice;
+}
+
+/* Lock held. Waits for work, or until the next one is due. */
+static void wait_for_notice(struct kv_notify *notify)
+{
+	const struct notice *next = STAILQ_FIRST(&notify->expiring);
+	struct timespec due;
+
+	if (!next) {
+		(void)pthread_cond_wait(&notify->work, &notify->lock);
+		return;
+	}
+	due.tv_sec = next->due_ns / NS_PER_S;
+	due.tv_nsec = next->due_ns % NS_PER_S;
+	(void)pthread_cond_timedwait(&notify->work, &notify->lock, &due);
+}
+
 static void *notify_thread(void *arg)
 {
 	struct kv_notify *notify = arg;
@@ -59,17 +105,18 @@ static void *notify_thread(void *arg)
 
 	(void)pthread_mutex_lock(&notify->lock);
 	for (;;) {
-		notice = STAILQ_FIRST(&notify->queue);
+		notice = take_notice(notify);
+		if (!notice && notify->stop)
+			break;
 		if (!notice) {
-			if (notify->stop)
-				break;
-			(void)pthread_cond_wait(&notify->work, &notify->lock);
+			wait_for_notice(notify);
 			continue;
 		}
-		STAILQ_REMOVE_HEAD(&notify->queue, queue);
 		(void)pthread_mutex_unlock(&notify->lock);
 		if (notice->kind == NOTICE_REPLY)
 			kv_reply_error(notice->req, notice->error);
+		else if (notice->kind == NOTICE_EXPIRE)
+			kv_node_expire(notify->daemon, notice->ino, notice->nodeid);
 		else
 			send_notice(notify, notice);
 		free(notice);
@@ -88,6 +135,7 @@ int kv_notify_new(struct kv_daemon *daemon, struct kv_notify **ret_notify)
 		return -ENOMEM;
 	notify->daemon = daemon;
 	STAILQ_INIT(&notify->queue);
+	STAILQ_INIT(&notify->expiring);
 	(void)pthread_mutex_init(&notify->lock, NULL);
 	(void)pthread_cond_init(&notify->work, NULL);
 	r = pthread_create(&notify->thread, NULL, notify_thread, notify);
@@ -158,6 +206,22 @@ void kv_notify_then_reply(struct kv_notify *notify, fuse_req_t req, int error)
 	notice->req = req;
 	notice->error = error;
 	enqueue(notify, notice);
+}
+
+int kv_notify_expire(struct kv_notify *notify, uint64_t ino, uint64_t nodeid)
+{
+	struct notice *notice = notice_new(NOTICE_EXPIRE, nodeid, NULL, 0);
+
+	if (!notice)
+		return -ENOMEM;
+	notice->ino = ino;
+	/* A little later than the node's own reckoning. */
+	notice->due_ns = now_ns() + KV_NODE_PENDING_NS + NS_PER_S;
+	(void)pthread_mutex_lock(&notify->lock);
+	STAILQ_INSERT_TAIL(&notify->expiring, notice, queue);
+	(void)pthread_cond_signal(&notify->work);
+	(void)pthread_mutex_unlock(&notify->lock);
+	return 0;
 }
 
 int kv_notify_attributes(struct kv_notify *notify, uint64_t nodeid)

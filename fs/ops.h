@@ -34,4 +34,8 @@ static inline uint32_t kv_without_set_id(uint32_t mode)
 	return mode & S_IXGRP ? mode & ~(uint32_t)S_ISGID : mode;
 }
 
+/* The caller of REQ has changed content through NODE: takes the set-ID bits away unless it is root.
+ */
+void kv_drop_set_id(fuse_req_t req, struct kv_node *node);
+
 #endif

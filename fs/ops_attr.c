@@ -24,29 +24,27 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 /* ---- setattr ---- */
 
 /*
- * A new size. On a published node the caller is sent to a node of its own (ESTALE); on a writing
- * node it changes the version, and is published at once when no open handle will do that later.
+ * A new size. By path, on a node that is not the caller's, it is sent to one of its own (ESTALE);
+ * on a writing node it changes the version, and is published at once when no handle will do that
+ * later.
  */
-static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size)
+static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size, bool by_handle)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
+	int64_t now_ns = kv_core_now_ns(daemon->core);
+	pid_t pid = fuse_req_ctx(req)->pid;
 	int r;
 
 	if (node->kind == KV_NODE_DIRECTORY)
 		return -EISDIR;
 	if (node->kind == KV_NODE_SYMLINK)
 		return -EINVAL;
-	if (node->kind == KV_NODE_PUBLISHED) {
-		pid_t pid = fuse_req_ctx(req)->pid;
-		int64_t now_ns = kv_core_now_ns(daemon->core);
-
-		if (!kv_retry_take(daemon->retries, pid, now_ns) ||
-			kv_node_convert(daemon, node, pid) < 0) {
-			r = kv_node_prepare_writer(daemon, node, pid);
-			kv_retry_note(daemon->retries, pid, now_ns);
-			return r < 0 ? r : -ESTALE;
-		}
+	if (node->kind == KV_NODE_PUBLISHED || (!by_handle && !kv_node_is_own(node, pid))) {
+		r = kv_node_prepare_writer(daemon, node, pid);
+		kv_retry_note(daemon->retries, pid, now_ns);
+		return r < 0 ? r : -ESTALE;
 	}
+	(void)kv_retry_take(daemon->retries, pid, now_ns);
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 	r = kv_node_writable(daemon, node, false);
 	if (r == 0)
@@ -148,7 +146,7 @@ static void op_setattr(
 
 	(void)fi;
 	if (to_set & FUSE_SET_ATTR_SIZE)
-		r = set_size(req, node, (uint64_t)attr->st_size);
+		r = set_size(req, node, (uint64_t)attr->st_size, fi != NULL);
 	if (r == 0)
 		r = set_attributes(req, node, attr, to_set);
 	if (r < 0)

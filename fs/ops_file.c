@@ -101,13 +101,13 @@ static void op_read(
  * Whoever is not root takes the set-ID bits away by writing (FUSE_CAP_HANDLE_KILLPRIV_V2 makes that
  * ours; libfuse 3.17 does not hand us the kernel's flag, which says the same).
  */
-static void drop_set_id(fuse_req_t req, struct kv_node *node, const struct fuse_file_info *fi)
+void kv_drop_set_id(fuse_req_t req, struct kv_node *node)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_change change = {.mask = KV_CHANGE_MODE};
 	struct kv_inode inode;
 
-	if (fi->writepage || fuse_req_ctx(req)->uid == 0)
+	if (fuse_req_ctx(req)->uid == 0)
 		return;
 	if (kv_index_get(daemon->index, node->ino, &inode) < 0)
 		return;
@@ -137,7 +137,9 @@ static void op_write(fuse_req_t req, fuse_ino_t id, const char *data, size_t siz
 		kv_reply_error(req, r == -ESTALE ? EIO : r);
 		return;
 	}
-	drop_set_id(req, handle->node, fi);
+	/* Pages of a mapping are not written by a caller. */
+	if (!fi->writepage)
+		kv_drop_set_id(req, handle->node);
 	kv_stat_add(&daemon->stats.fuse_write, 1);
 	kv_stat_add(&daemon->stats.fuse_write_bytes, size);
 	kv_reply_check(daemon, fuse_reply_write(req, size));
@@ -197,6 +199,8 @@ static void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t offset, 
 		r = kv_version_allocate(version, mode, (uint64_t)offset, (uint64_t)length);
 		kv_version_unref(version);
 	}
+	if (r == 0)
+		kv_drop_set_id(req, kv_handle_of(fi)->node);
 	kv_reply_error(req, r);
 }
 
@@ -247,10 +251,12 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_of
 		r = kv_version_clone(version, &clone, &copied);
 		kv_version_unref(version);
 	}
-	if (r < 0)
+	if (r < 0) {
 		kv_reply_error(req, r);
-	else
-		kv_reply_check(daemon, fuse_reply_write(req, copied));
+		return;
+	}
+	kv_drop_set_id(req, kv_handle_of(to_fi)->node);
+	kv_reply_check(daemon, fuse_reply_write(req, copied));
 }
 
 static void op_ioctl(fuse_req_t req, fuse_ino_t id, unsigned int command, void *arg,

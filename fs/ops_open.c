@@ -78,54 +78,30 @@ static enum kv_node_mode choose_mode(
 	return KV_NODE_DIRECT;
 }
 
-/* What a reader of NODE gets, with a reference; NULL if it is not a published node any more. */
-static struct kv_version *published_version(struct kv_daemon *daemon, struct kv_node *node)
-{
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-	return node->kind == KV_NODE_PUBLISHED ? kv_version_ref(node->version) : NULL;
-}
-
-/* Counts the open of NODE and sets the kernel's mode for it. -ESTALE if NODE was converted. */
-static int enter_published(struct kv_daemon *daemon, struct kv_node *node, enum kv_access access,
-	struct fuse_file_info *fi)
-{
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-	if (node->kind != KV_NODE_PUBLISHED)
-		return -ESTALE;
-	node->mode = choose_mode(daemon, node, access);
-	kv_node_opened(node, false);
-	fi->direct_io = node->mode == KV_NODE_DIRECT;
-	fi->keep_cache = node->mode == KV_NODE_CACHED;
-	if (node->mode == KV_NODE_PASSTHROUGH)
-		fi->backing_id = kv_version_backing(node->version);
-	return 0;
-}
-
 static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_version *version = published_version(daemon, node);
 	struct kv_handle *handle = handle_new(node, false);
 	enum kv_access access;
-	int r = handle ? -ESTALE : -ENOMEM;
+	int r = handle ? kv_version_open(node->version, fi->flags & O_DIRECT, &access) : -ENOMEM;
 
-	if (handle && version)
-		r = kv_version_open(version, fi->flags & O_DIRECT, &access);
-	if (r == 0) {
-		r = enter_published(daemon, node, access, fi);
-		if (r < 0)
-			kv_version_close(version);
-	}
 	if (r < 0) {
-		kv_version_unref(version);
 		free(handle);
 		kv_reply_error(req, r);
 		return;
 	}
-	handle->version = version;
+	handle->version = kv_version_ref(node->version);
 	fi->noflush = 1;
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		node->mode = choose_mode(daemon, node, access);
+		kv_node_opened(node, false);
+		fi->direct_io = node->mode == KV_NODE_DIRECT;
+		fi->keep_cache = node->mode == KV_NODE_CACHED;
+		if (node->mode == KV_NODE_PASSTHROUGH)
+			fi->backing_id = kv_version_backing(node->version);
+	}
 	kv_file_touch(node->file);
 	if (fi->backing_id > 0)
 		kv_stat_add(&daemon->stats.open_passthrough, 1);
@@ -160,6 +136,8 @@ static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_f
 		kv_reply_error(req, r);
 		return;
 	}
+	if (fi->flags & O_TRUNC)
+		kv_drop_set_id(req, node);
 	direct_open(fi);
 	reply_open(req, handle, fi);
 }
@@ -211,21 +189,11 @@ static void open_published_elsewhere(
 	reply_open(req, handle, fi);
 }
 
-/* The caller must come back to another node: once. */
-static void reply_estale(fuse_req_t req)
-{
-	struct kv_daemon *daemon = kv_daemon_of(req);
-
-	kv_retry_note(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
-	kv_reply_error(req, ESTALE);
-}
-
 /*
- * Reading on a writing node. Its own process sees its own data. Another process got here while
- * nothing was published: it waits (P3), and is then sent to the published node.
+ * Reading on a writing node. Its own process sees its own data. Another process gets here while
+ * nothing is published, and waits for that (P3).
  */
-static void open_unpublished(
-	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi, bool again)
+static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 
@@ -233,47 +201,41 @@ static void open_unpublished(
 		open_own(req, node, fi);
 	else if (kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms) < 0)
 		kv_reply_error(req, ENOENT);
-	else if (again)
-		open_published_elsewhere(req, node, fi);
 	else
-		reply_estale(req);
+		open_published_elsewhere(req, node, fi);
 }
 
-/* Writing on a published node: the caller gets a node of its own, which its next LOOKUP finds. */
-static void open_for_rewriting(
-	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi, bool again)
+/*
+ * Writing on a node that is not the caller's: it gets one of its own. The VFS repeats the call with
+ * LOOKUP_REVAL, and LOOKUP finds that.
+ */
+static void send_to_own_node(fuse_req_t req, struct kv_node *node)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	pid_t pid = fuse_req_ctx(req)->pid;
-	int r;
+	int r = kv_node_prepare_writer(daemon, node, pid);
 
-	if (again && kv_node_convert(daemon, node, pid) == 0) {
-		open_for_writing(req, node, fi);
-		return;
-	}
-	r = kv_node_prepare_writer(daemon, node, pid);
-	if (r < 0)
-		kv_reply_error(req, r);
-	else
-		reply_estale(req);
+	kv_retry_note(daemon->retries, pid, kv_core_now_ns(daemon->core));
+	kv_reply_error(req, r < 0 ? r : -ESTALE);
 }
 
 static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *node = kv_node_find(daemon, id);
-	bool again = kv_retry_take(
-		daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
 
 	kv_stat_add(&daemon->stats.fuse_open, 1);
-	if (node->kind == KV_NODE_PUBLISHED && wants_write(fi))
-		open_for_rewriting(req, node, fi, again);
+	if (wants_write(fi) && !kv_node_is_own(node, fuse_req_ctx(req)->pid)) {
+		send_to_own_node(req, node);
+		return;
+	}
+	(void)kv_retry_take(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
+	if (wants_write(fi))
+		open_for_writing(req, node, fi);
 	else if (node->kind == KV_NODE_PUBLISHED)
 		open_published(req, node, fi);
-	else if (wants_write(fi))
-		open_for_writing(req, node, fi);
 	else
-		open_unpublished(req, node, fi, again);
+		open_unpublished(req, node, fi);
 }
 
 /* ---- Create ---- */

@@ -39,16 +39,33 @@ void kv_retry_note(struct kv_retries *retries, pid_t tid, int64_t now_ns)
 	atomic_store_explicit(&retries->slots[(uint32_t)tid % SLOTS], note, memory_order_relaxed);
 }
 
+/* TID's note, or 0. Thread ids are never 0, but that of a caller in another PID namespace is. */
+static uint64_t note_of(const _Atomic uint64_t *slot, pid_t tid)
+{
+	uint64_t note = atomic_load_explicit(slot, memory_order_relaxed);
+
+	return tid != 0 && note >> 32 == (uint32_t)tid ? note : 0;
+}
+
+static bool is_fresh(uint64_t note, int64_t now_ns)
+{
+	return note != 0 && to_ms(now_ns) - (uint32_t)note < RETRY_MS;
+}
+
+bool kv_retry_pending(struct kv_retries *retries, pid_t tid, int64_t now_ns)
+{
+	return is_fresh(note_of(&retries->slots[(uint32_t)tid % SLOTS], tid), now_ns);
+}
+
 bool kv_retry_take(struct kv_retries *retries, pid_t tid, int64_t now_ns)
 {
 	_Atomic uint64_t *slot = &retries->slots[(uint32_t)tid % SLOTS];
-	uint64_t note = atomic_load_explicit(slot, memory_order_relaxed);
+	uint64_t note = note_of(slot, tid);
+	uint64_t expected = note;
 
-	if (note >> 32 != (uint32_t)tid || tid == 0)
-		return false;
 	/* Somebody else's newer note stays. */
-	if (!atomic_compare_exchange_strong_explicit(
-		    slot, &note, 0, memory_order_relaxed, memory_order_relaxed))
-		return false;
-	return to_ms(now_ns) - (uint32_t)note < RETRY_MS;
+	if (note != 0)
+		(void)atomic_compare_exchange_strong_explicit(
+			slot, &expected, 0, memory_order_relaxed, memory_order_relaxed);
+	return is_fresh(note, now_ns);
 }

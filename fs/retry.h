@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who was just answered ESTALE.
+ * Who was just answered ESTALE for wanting to write.
  *
  * The VFS repeats a call that got ESTALE once, and hands the second one to the user. A handler that
  * would answer ESTALE asks here whether the thread is on its second try, and then serves it in a
@@ -19,9 +19,11 @@ struct kv_retries *kv_retries_new(void);
 /* NULL is allowed. Returns NULL. */
 struct kv_retries *kv_retries_free(struct kv_retries *retries);
 
-/* Thread TID is about to be answered ESTALE, at NOW_NS. */
+/* Thread TID, which wants to write, is about to be answered ESTALE, at NOW_NS. */
 void kv_retry_note(struct kv_retries *retries, pid_t tid, int64_t now_ns);
-/* Whether TID is repeating a call, as far as that can be told; forgets it. */
+/* Whether TID is on its second try, as far as that can be told. */
+bool kv_retry_pending(struct kv_retries *retries, pid_t tid, int64_t now_ns);
+/* As above, and forgets it: the call has come through. */
 bool kv_retry_take(struct kv_retries *retries, pid_t tid, int64_t now_ns);
 
 #endif

@@ -164,6 +164,13 @@ struct kv_version *kv_version_unref(struct kv_version *version)
 	return NULL;
 }
 
+int kv_version_failure_locked(const struct kv_version *version)
+{
+	if (version->state != KV_VERSION_FAILED)
+		return 0;
+	return version->dropped ? -ENOENT : -EIO;
+}
+
 /* A chain of bases that are not committed makes every look-up longer: wait for it to shorten. */
 static int wait_for_base(struct kv_core *core, struct kv_version *base)
 {
@@ -175,7 +182,7 @@ static int wait_for_base(struct kv_core *core, struct kv_version *base)
 			return -EIO;
 		kv_park_wait(core, base, &base->lock, KV_WAIT_SLICE_MS);
 	}
-	return base->state == KV_VERSION_FAILED ? -EIO : 0;
+	return base->state == KV_VERSION_FAILED && !base->dropped ? -EIO : 0;
 }
 
 int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_version **ret_version)

@@ -193,9 +193,9 @@ static int settle_base(struct kv_version *version)
 	if (!direct) {
 		wait_for_earlier(version);
 		(void)pthread_mutex_lock(&base->lock);
-		bool failed = base->state == KV_VERSION_FAILED;
+		int r = kv_version_failure_locked(base);
 		(void)pthread_mutex_unlock(&base->lock);
-		return failed ? -EIO : resolve_base(version);
+		return r < 0 ? r : resolve_base(version);
 	}
 	return 0;
 }
@@ -206,7 +206,12 @@ static void work_off(struct kv_worker *worker, struct kv_version **versions, uns
 		uint32_t cursor = 0;
 		bool more = !kv_version_is_invisible(versions[i]);
 
-		if (more) {
+		/* For good: somebody may open it before the commit stage looks, but its chunks were
+		 * not written. */
+		if (!more) {
+			KV_LOCKED(&versions[i]->lock);
+			versions[i]->dropped = true;
+		} else {
 			int r = settle_base(versions[i]);
 			if (r < 0) {
 				KV_LOCKED(&versions[i]->lock);

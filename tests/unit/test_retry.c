@@ -20,7 +20,11 @@ static void test_retry__note_is_taken_once(void **state)
 	assert_false(kv_retry_take(retries, 7, 0));
 	kv_retry_note(retries, 7, 100 * MS);
 	assert_false(kv_retry_take(retries, 8, 100 * MS));
+	assert_true(kv_retry_pending(retries, 7, 101 * MS));
+	assert_true(kv_retry_pending(retries, 7, 101 * MS));
+	assert_false(kv_retry_pending(retries, 8, 101 * MS));
 	assert_true(kv_retry_take(retries, 7, 101 * MS));
+	assert_false(kv_retry_pending(retries, 7, 101 * MS));
 	assert_false(kv_retry_take(retries, 7, 101 * MS));
 	kv_retry_note(retries, 7, 100 * MS);
 	assert_false(kv_retry_take(retries, 7, 100 * MS + 3000 * MS));
