@@ -189,6 +189,13 @@ static void open_published_elsewhere(
 	reply_open(req, handle, fi);
 }
 
+static bool has_version(struct kv_daemon *daemon, struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	return node->version != NULL;
+}
+
 /*
  * Reading on a writing node. Its own process sees its own data. Another process gets here while
  * nothing is published, and waits for that (P3).
@@ -197,7 +204,8 @@ static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_f
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 
-	if (kv_caller_process(fuse_req_ctx(req)->pid) == node->writer)
+	/* A node that was only prepared has nothing of its own to show. */
+	if (has_version(daemon, node) && kv_caller_process(fuse_req_ctx(req)->pid) == node->writer)
 		open_own(req, node, fi);
 	else if (kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms) < 0)
 		kv_reply_error(req, ENOENT);
@@ -276,6 +284,8 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 	int r = kv_make_owned(req, kv_node_find(daemon, parent_id), &make);
 
 	kv_stat_add(&daemon->stats.fuse_open, 1);
+	/* It came to rewrite a file that has gone meanwhile. */
+	(void)kv_retry_take(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
 	if (r == 0)
 		r = create(req, &make, &node);
 	if (r < 0) {

@@ -57,11 +57,12 @@ ACTS = {
     (("rdwr", "write", "truncate", "read"), ()),
     (("write", "rename", "read"), ()),
     (("chmod", "rename"), ()),
-    (("create", "unlink", "chmod"), (errno.ENOENT, errno.EEXIST)),
-    (("write", "unlink", "reopen"), (errno.ENOENT,)),
+    (("truncate", "create", "unlink"), (errno.ENOENT, errno.EEXIST)),
+    (("write", "unlink", "read", "reopen"), (errno.ENOENT,)),
 ], ids=lambda value: "-".join(value) if value and isinstance(value[0], str) else "")
-def test_r3_storm(kv, acts, allowed):
-    paths = [kv.dir / f"f{i}" for i in range(NAMES)]
+def test_r3_storm(fresh, acts, allowed):
+    kv = fresh(size="1G", dram="256M")
+    paths = [kv.mnt / f"f{i}" for i in range(NAMES)]
     for path in paths:
         put(path, b"A")
 
