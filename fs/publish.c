@@ -239,7 +239,7 @@ void kv_version_settle(struct kv_version *version, enum kv_version_state state, 
 	struct kv_file *file = version->file;
 	struct kv_core *core = file->core;
 	struct kv_shard *shard = kv_shard_of(core, file->ino);
-	struct kv_version *lost = NULL;
+	struct kv_version *lost = NULL, *reaped = NULL;
 	struct kv_leftovers left;
 
 	(void)pthread_mutex_lock(&shard->lock);
@@ -253,6 +253,9 @@ void kv_version_settle(struct kv_version *version, enum kv_version_state state, 
 	(void)pthread_mutex_lock(&shard->lock);
 	assert(file->inflight > 0);
 	file->inflight--;
+	/* Published to a file that had been reaped by then: nobody will come to take it away. */
+	if (file->reaped && file->current == version)
+		reaped = kv_steal_ptr(&file->current);
 	kv_file_consider_reap_locked(file);
 	kv_park_wake(core, file);
 	(void)pthread_mutex_unlock(&shard->lock);
@@ -264,6 +267,7 @@ void kv_version_settle(struct kv_version *version, enum kv_version_state state, 
 		(void)pthread_cond_signal(&core->writeback.ready);
 	}
 	kv_version_unref(lost);
+	kv_version_unref(reaped);
 	kv_version_unref(left.base);
 	while (left.sources) {
 		struct kv_source *source = left.sources;
