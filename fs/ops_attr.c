@@ -144,7 +144,6 @@ static void op_setattr(
 	struct kv_node *node = kv_node_find(daemon, id);
 	int r = 0;
 
-	(void)fi;
 	if (to_set & FUSE_SET_ATTR_SIZE)
 		r = set_size(req, node, (uint64_t)attr->st_size, fi != NULL);
 	if (r == 0)

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "fs/caller.h"
 #include "fs/handle.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
@@ -205,7 +204,7 @@ static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_f
 	struct kv_daemon *daemon = kv_daemon_of(req);
 
 	/* A node that was only prepared has nothing of its own to show. */
-	if (has_version(daemon, node) && kv_caller_process(fuse_req_ctx(req)->pid) == node->writer)
+	if (has_version(daemon, node) && kv_node_is_own(node, fuse_req_ctx(req)->pid))
 		open_own(req, node, fi);
 	else if (kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms) < 0)
 		kv_reply_error(req, ENOENT);
@@ -336,9 +335,7 @@ static void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	if (handle->may_write) {
 		KV_LOCKED(kv_node_lock(daemon, node->ino));
 
-		published =
-			node->wrote && node->active &&
-			((uint32_t)pid == node->open_pid || kv_caller_process(pid) == node->writer);
+		published = node->wrote && node->active && kv_node_is_own(node, pid);
 		if (published)
 			r = kv_node_publish(daemon, node, false);
 	}

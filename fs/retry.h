@@ -2,9 +2,10 @@
 /*
  * Who was just answered ESTALE for wanting to write.
  *
- * The VFS repeats a call that got ESTALE once, and hands the second one to the user. A handler that
- * would answer ESTALE asks here whether the thread is on its second try, and then serves it in a
- * slower way instead. Best effort: a fixed table by thread, newest wins. Threads: any.
+ * The VFS repeats a call that got ESTALE once, beginning with LOOKUP, and hands a second ESTALE to
+ * the user. By this table LOOKUP knows who comes back to write, and gives it a node for that even
+ * if the name has become another file's meanwhile. Best effort: fixed size, by thread, newest wins.
+ * Threads: any.
  */
 #ifndef KVFS_FS_RETRY_H
 #define KVFS_FS_RETRY_H
