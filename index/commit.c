@@ -75,8 +75,6 @@ static int batch_take(struct kv_index *index, bool last)
 {
 	int r;
 
-	/* Before the look at the sequence: an operation behind it wakes the thread again. */
-	atomic_store_explicit(&index->commit_awake, false, memory_order_seq_cst);
 	(void)pthread_rwlock_wrlock(&index->lock);
 	r = batch_take_locked(index, last);
 	(void)pthread_rwlock_unlock(&index->lock);
@@ -198,10 +196,16 @@ static void commit_wait(struct kv_index *index, int64_t wait_ns, uint64_t goal)
 		(void)pthread_cond_timedwait(&index->commit_work, &index->commit_lock, &deadline);
 }
 
+/*
+ * Asked right before every sleep. By the exchange, an operation either is seen here or finds the
+ * flag down and sends its signal; nothing in between may lower the flag, for then an operation
+ * could be taken into a batch and leave it up behind a thread that sleeps.
+ */
 static bool commit_has_work(struct kv_index *index)
 {
+	(void)atomic_exchange_explicit(&index->commit_awake, false, memory_order_acq_rel);
 	return index->batch_taken ||
-	       atomic_load_explicit(&index->sequence, memory_order_seq_cst) != index->durable;
+	       atomic_load_explicit(&index->sequence, memory_order_acquire) != index->durable;
 }
 
 /* Waits for something to commit, and then for company. Returns whether to stop. */
@@ -295,7 +299,7 @@ void kv_commit_notify(struct kv_index *index)
 	bool goal = atomic_load_explicit(&index->pending_weight, memory_order_relaxed) >=
 		    KV_PENDING_GOAL;
 
-	if (atomic_exchange_explicit(&index->commit_awake, true, memory_order_seq_cst) && !goal)
+	if (atomic_exchange_explicit(&index->commit_awake, true, memory_order_acq_rel) && !goal)
 		return;
 	(void)pthread_mutex_lock(&index->commit_lock);
 	(void)pthread_cond_signal(&index->commit_work);

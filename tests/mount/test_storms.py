@@ -7,11 +7,12 @@ import time
 
 import pytest
 from data import get, put
-from procs import Child, as_nobody, parallel
+from procs import Child, as_nobody, eventually, parallel
 
 NAMES = 3
 SECONDS = 3
 SIZES = (1, 100, 5000, 70_000)
+USAGE = ("store_used", "store_busy", "store_reserved", "dram_charged", "open_handles")
 
 
 def rewrite_in_place(path, data):
@@ -77,6 +78,10 @@ def test_r3_storm(fresh, acts, allowed):
                     raise
 
     parallel(storm, range(4))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    eventually(lambda: not any(kv.status()[key] for key in USAGE), timeout=30,
+               what=f"giving back of {USAGE}")
 
 
 def test_p5_two_first_writers_of_one_name(kv):

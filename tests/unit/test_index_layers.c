@@ -454,6 +454,55 @@ static void test_index_layers__threads(void **state)
 	assert_int_equal(unit_space(unit).busy, 0);
 }
 
+static void *touch(void *arg)
+{
+	struct worker *worker = arg;
+
+	return kv_index_touch(worker->unit->index, worker->parent, 1, 1, INT64_MIN) == 0 ? NULL
+											 : arg;
+}
+
+/* Gives up after some seconds. */
+static uint64_t pending_in_the_end(struct unit *unit)
+{
+	struct kv_index_usage usage = {.pending = 1};
+
+	for (unsigned i = 0; i < 5000 && usage.pending > 0; i++) {
+		(void)usleep(1000);
+		kv_index_usage(unit->index, &usage);
+	}
+	return usage.pending;
+}
+
+/*
+ * An operation that comes in between the commit thread's waking up and its taking the batch does
+ * not leave it asleep behind the next one.
+ */
+static void test_index_layers__nothing_stays_pending(void **state)
+{
+	struct unit *unit = *state;
+	struct worker worker = {.unit = unit};
+	void *failed;
+
+	unit_close(unit);
+	unit->options.commit_delay_ms = 20;
+	unit_open(unit);
+	worker.parent = unit_make(unit, KV_ROOT_INO, "file", S_IFREG | 0644).ino;
+	for (unsigned i = 0; i < 5; i++) {
+		assert_null(touch(&worker)); /* wakes it */
+		(void)pthread_rwlock_rdlock(&unit->index->lock);
+		assert_int_equal(pthread_create(&worker.thread, NULL, touch, &worker), 0);
+		(void)usleep(60000); /* both wait for the lock */
+		(void)pthread_rwlock_unlock(&unit->index->lock);
+		assert_int_equal(pthread_join(worker.thread, &failed), 0);
+		assert_null(failed);
+		assert_int_equal(pending_in_the_end(unit), 0);
+		(void)usleep(20000); /* it sleeps */
+		assert_null(touch(&worker));
+		assert_int_equal(pending_in_the_end(unit), 0);
+	}
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -473,6 +522,7 @@ int main(void)
 		TEST(test_index_layers__close_while_failing),
 		TEST(test_index_layers__full_map),
 		TEST(test_index_layers__threads),
+		TEST(test_index_layers__nothing_stays_pending),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
