@@ -54,7 +54,6 @@ static int open_store(const char *path, struct kv_store **ret_store)
 }
 
 static uint64_t sum;
-static bool sum_index;
 
 static int add_to_fingerprint(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
@@ -66,7 +65,7 @@ static int add_to_fingerprint(const char *path, const struct stat *st, int type,
 	(void)type;
 	(void)ftw;
 	/* LMDB's lock file is nobody's state, and the pid in ours is not either. */
-	if (strstr(path, "/lock") || (!sum_index && strstr(path, "/index/")))
+	if (strstr(path, "/lock"))
 		return 0;
 	(void)snprintf(line, sizeof(line), "%s %o %llu", path, st->st_mode,
 		S_ISREG(st->st_mode) ? (unsigned long long)st->st_size : 0);
@@ -79,12 +78,9 @@ static int add_to_fingerprint(const char *path, const struct stat *st, int type,
 	return 0;
 }
 
-/* An open that fails after that of the index may have used up some inode numbers: without the index
- * then. */
-static uint64_t fingerprint(void *const *state, bool with_index)
+static uint64_t fingerprint(void *const *state)
 {
 	sum = 0;
-	sum_index = with_index;
 	(void)nftw(*state, add_to_fingerprint, 16, FTW_PHYS);
 	return sum;
 }
@@ -99,22 +95,22 @@ static void assert_error(const char *words)
 static void assert_format_refused(
 	void *const *state, const char *path, bool force, int result, const char *words)
 {
-	uint64_t before = fingerprint(state, true);
+	uint64_t before = fingerprint(state);
 
 	assert_int_equal(format_store(path, force), result);
 	assert_error(words);
-	assert_int_equal(fingerprint(state, true), before);
+	assert_int_equal(fingerprint(state), before);
 }
 
 static void assert_open_refused(void *const *state, const char *path, int result, const char *words)
 {
 	struct kv_store *store = NULL;
-	uint64_t before = fingerprint(state, false);
+	uint64_t before = fingerprint(state);
 
 	assert_int_equal(open_store(path, &store), result);
 	assert_null(store);
 	assert_error(words);
-	assert_int_equal(fingerprint(state, false), before);
+	assert_int_equal(fingerprint(state), before);
 }
 
 /* The text of a small file, in a static buffer. */
@@ -550,12 +546,12 @@ static void test_store__format_refuses_devices(void **state)
 	for (unsigned i = 0; i <= KV_DEVICES_MAX; i++)
 		many[i] = "x";
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		uint64_t before = fingerprint(state, true);
+		uint64_t before = fingerprint(state);
 
 		assert_int_equal(format_devices(path, cases[i].devices, cases[i].count, false),
 			cases[i].result);
 		assert_error(cases[i].words);
-		assert_int_equal(fingerprint(state, true), before);
+		assert_int_equal(fingerprint(state), before);
 	}
 }
 
@@ -564,14 +560,14 @@ static void test_store__format_refuses_sizes(void **state)
 {
 	const char *path = unit_path(state, "store");
 	struct kv_store_format format = {.path = path, .size_bytes = UINT64_C(1) << 60};
-	uint64_t before = fingerprint(state, true);
+	uint64_t before = fingerprint(state);
 
 	assert_int_equal(kv_store_format(&format, error, sizeof(error)), -ENOSPC);
 	assert_error("are free there");
 	format.size_bytes = MIB;
 	assert_int_equal(kv_store_format(&format, error, sizeof(error)), -EINVAL);
 	assert_error("at least 64M");
-	assert_int_equal(fingerprint(state, true), before);
+	assert_int_equal(fingerprint(state), before);
 }
 
 /* A table that does not write: the format fails after the names were swapped in. */
@@ -593,19 +589,19 @@ static void test_store__failed_format_keeps_the_old_store(void **state)
 	struct kv_store_format format = {
 		.ops = &ops, .path = path, .size_bytes = SIZE, .force = true};
 	struct kv_store *store;
-	uint64_t before = fingerprint(state, true);
+	uint64_t before = fingerprint(state);
 
 	ops.write = fail_write;
 	assert_int_equal(kv_store_format(&format, error, sizeof(error)), -EIO);
 	assert_error("cannot be written");
-	assert_int_equal(fingerprint(state, true), before);
+	assert_int_equal(fingerprint(state), before);
 	assert_int_equal(format_store(path, false), 0);
-	before = fingerprint(state, true);
+	before = fingerprint(state);
 	assert_int_equal(kv_store_format(&format, error, sizeof(error)), -EIO);
-	assert_int_equal(fingerprint(state, true), before);
+	assert_int_equal(fingerprint(state), before);
 	format.size_bytes = SIZE + MIB;
 	assert_int_equal(kv_store_format(&format, error, sizeof(error)), -EIO);
-	assert_int_equal(fingerprint(state, true), before);
+	assert_int_equal(fingerprint(state), before);
 	assert_int_equal(open_store(path, &store), 0);
 	(void)kv_store_close(store);
 }
