@@ -178,6 +178,7 @@ struct kv_version {
 	unsigned flush_failures; /* of the core, when the first chunk was written */
 	bool wrote;
 	uint32_t next_read; /* chunk at which a sequential reader would go on */
+	uint8_t ahead;      /* chunks that one gets in advance */
 	uint64_t size;
 	uint64_t number;
 	uint64_t blocks;

@@ -4,8 +4,12 @@
  */
 #include "fs/core_internal.h"
 
-/* Chunks that are brought in ahead of a sequential reader. */
-#define AHEAD_CHUNKS 8u
+/*
+ * Chunks that are brought in ahead of a sequential reader: few at first, more as it goes on. They
+ * are asked for by half a window at a time, so that the devices get long runs.
+ */
+#define AHEAD_CHUNKS_MIN 4u
+#define AHEAD_CHUNKS_MAX (2 * KV_RUN_CHUNKS)
 /* A chunk that is punched that often before its reader got to it is read past the object. */
 #define FILLS_MAX 3u
 #define READ_PATIENCE_MS 1000u
@@ -189,36 +193,64 @@ int kv_version_read_span(struct kv_version *version, const struct kv_span *span,
 	return r < 0 && r != -ENOMEM ? -EIO : r;
 }
 
+/* Lock held. How many chunks from NUMBER on, up to MOST, are there or on their way. */
+static uint32_t lead_of(struct kv_version *version, uint32_t number, uint32_t most)
+{
+	uint32_t lead = 0;
+
+	while (lead < most) {
+		const struct kv_slot *slot = kv_slot_find(version, number + lead);
+
+		if (!slot || (!kv_slot_is_resident(slot) && !(slot->flags & KV_SLOT_BUSY)))
+			break;
+		lead++;
+	}
+	return lead;
+}
+
+/* Lock held. A reader asks for [FIRST, LAST]: what to bring in behind that, if anything. */
+static struct kv_fill_range ahead_of(struct kv_version *version, uint32_t first, uint32_t last)
+{
+	uint32_t left = kv_chunk_count(version->size) - (last + 1);
+	struct kv_fill_range range = {.first = last + 1, .ahead = true};
+
+	if (first == version->next_read)
+		version->ahead = (uint8_t)kv_min_u64(
+			kv_max_u64(version->ahead * 2u, AHEAD_CHUNKS_MIN), AHEAD_CHUNKS_MAX);
+	else if (first + 1 != version->next_read) /* else it goes on within a chunk */
+		version->ahead = 0;
+	version->next_read = last + 1;
+	uint32_t most = window(version->file->core, version->ahead);
+	uint32_t lead =
+		most > 0 ? lead_of(version, range.first, (uint32_t)kv_min_u64(most, left)) : 0;
+	if (version->ahead == 0 || lead > most / 2)
+		return range;
+	range.first += lead;
+	range.count = (uint32_t)kv_min_u64(most - lead, left - lead);
+	return range;
+}
+
 /* Starts what this reader will need: the rest of its request first, then what a sequential one asks
  * for next. */
 static void begin_fills(struct kv_version *version, uint32_t first, uint32_t last)
 {
 	struct kv_core *core = version->file->core;
-	bool sequential;
-	uint32_t count;
-
-	{
-		KV_LOCKED(&version->lock);
-		count = kv_chunk_count(version->size);
-		sequential = first == version->next_read || first + 1 == version->next_read;
-		version->next_read = last + 1;
-		if (version->all_hot || version->direct || version->damaged ||
-			version->state == KV_VERSION_WRITING)
-			return;
-	}
 	struct kv_fill_range range = {
 		.first = first,
 		.count = window(core, (uint32_t)kv_min_u64(last - first + 1, KV_RUN_CHUNKS)),
 		.patience_ms = READ_PATIENCE_MS,
 	};
-	if (kv_fill_begin(version, &range) < 0 || !sequential || last + 1 >= count)
-		return;
-	range = (struct kv_fill_range){
-		.first = last + 1,
-		.count = window(core, (uint32_t)kv_min_u64(count - last - 1, AHEAD_CHUNKS)),
-		.ahead = true,
-	};
-	(void)kv_fill_begin(version, &range);
+	struct kv_fill_range ahead;
+
+	{
+		KV_LOCKED(&version->lock);
+		ahead = ahead_of(version, first, last);
+		if (version->all_hot || version->direct || version->damaged ||
+			version->state == KV_VERSION_WRITING)
+			return;
+	}
+	if (kv_fill_begin(version, &range) == 0 && ahead.count > 0)
+		(void)kv_fill_begin(version, &ahead);
 }
 
 ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset)
