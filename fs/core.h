@@ -200,6 +200,24 @@ int kv_version_backing(struct kv_version *version);
 
 /* Reads up to SIZE bytes: short only at the end of the file. Waits for fills. -EIO. */
 ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset);
+
+/*
+ * The same without a copy: the bytes [OFFSET, OFFSET + SIZE) of a published version, as far as it
+ * goes, mapped. They are there until kv_loan_end, which must follow. -EAGAIN: not to be had that
+ * way (holes, damage, a version being written, no room): use kv_version_read. Waits for fills.
+ */
+struct kv_loan {
+	const void *memory;
+	size_t size; /* bytes */
+	struct kv_version *version;
+	uint32_t first, last; /* chunks kept in the object */
+	void *mapping;
+	size_t mapping_size;
+};
+int kv_version_lend(
+	struct kv_version *version, uint64_t offset, size_t size, struct kv_loan *ret_loan);
+void kv_loan_end(struct kv_loan *loan);
+
 /* SEEK_DATA or SEEK_HOLE, block-granular; -ENXIO as lseek(2). */
 int kv_version_seek(struct kv_version *version, uint64_t offset, int whence, uint64_t *ret_offset);
 

@@ -13,6 +13,8 @@
 
 /* A publish can slip in between taking a version and changing it; more often than that is a bug. */
 #define WRITE_RETRIES_MAX 64u
+/* Below it a copy costs less than a mapping. */
+#define LEND_MIN (128u << 10)
 
 static pthread_key_t read_buffer_key;
 static pthread_once_t read_buffer_once = PTHREAD_ONCE_INIT;
@@ -76,25 +78,49 @@ static int version_to_change(
 	return 0;
 }
 
+static void reply_read(fuse_req_t req, const void *memory, size_t size)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+
+	kv_stat_add(&daemon->stats.fuse_read, 1);
+	kv_stat_add(&daemon->stats.fuse_read_bytes, size);
+	kv_reply_check(daemon, fuse_reply_buf(req, memory, size));
+}
+
+/* Answers from the object's own pages, where that is less work than a copy. */
+static bool reply_lent(fuse_req_t req, struct kv_version *version, size_t size, uint64_t offset)
+{
+	struct kv_loan loan;
+
+	if (!version || size < LEND_MIN || kv_version_lend(version, offset, size, &loan) < 0)
+		return false;
+	reply_read(req, loan.memory, loan.size);
+	kv_loan_end(&loan);
+	return true;
+}
+
+static void reply_copied(fuse_req_t req, struct kv_version *version, size_t size, uint64_t offset)
+{
+	void *buffer = read_buffer(kv_daemon_of(req), size);
+	ssize_t n = buffer ? 0 : -ENOMEM;
+
+	if (buffer && version)
+		n = kv_version_read(version, buffer, size, offset);
+	if (n < 0)
+		kv_reply_error(req, (int)n);
+	else
+		reply_read(req, buffer, (size_t)n);
+}
+
 static void op_read(
 	fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, struct fuse_file_info *fi)
 {
-	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_version *version = version_to_read(daemon, kv_handle_of(fi));
-	void *buffer = read_buffer(daemon, size);
-	ssize_t n = buffer ? 0 : -ENOMEM;
+	struct kv_version *version = version_to_read(kv_daemon_of(req), kv_handle_of(fi));
 
 	(void)id;
-	if (buffer && version)
-		n = kv_version_read(version, buffer, size, (uint64_t)offset);
+	if (!reply_lent(req, version, size, (uint64_t)offset))
+		reply_copied(req, version, size, (uint64_t)offset);
 	kv_version_unref(version);
-	if (n < 0) {
-		kv_reply_error(req, (int)n);
-		return;
-	}
-	kv_stat_add(&daemon->stats.fuse_read, 1);
-	kv_stat_add(&daemon->stats.fuse_read_bytes, (uint64_t)n);
-	kv_reply_check(daemon, fuse_reply_buf(req, buffer, (size_t)n));
 }
 
 /*

@@ -9,10 +9,12 @@
  * are asked for by half a window at a time, so that the devices get long runs.
  */
 #define AHEAD_CHUNKS_MIN 4u
-#define AHEAD_CHUNKS_MAX (2 * KV_RUN_CHUNKS)
+#define AHEAD_CHUNKS_MAX (4 * KV_RUN_CHUNKS)
 /* A chunk that is punched that often before its reader got to it is read past the object. */
 #define FILLS_MAX 3u
 #define READ_PATIENCE_MS 1000u
+/* A huge page. */
+#define LOAN_ALIGNMENT (UINT64_C(2) << 20)
 
 struct kv_span kv_span_at(uint64_t offset, uint64_t size)
 {
@@ -33,6 +35,28 @@ static uint32_t window(const struct kv_core *core, uint32_t most)
 	return (uint32_t)kv_min_u64(kv_max_u64(share, 1), most);
 }
 
+/* Lock held. Keeps a resident chunk in the object while bytes up to TO are read from it. */
+static void pin(struct kv_version *version, struct kv_slot *slot, uint32_t to)
+{
+	slot->pins++;
+	version->busy++;
+	/* A stream that has come to a chunk's end is done with it: it is the first to go. */
+	if (to == KV_CHUNK_SIZE)
+		slot->flags &= (uint16_t)~KV_SLOT_USED;
+	else
+		slot->flags |= KV_SLOT_USED;
+}
+
+/* Lock held. */
+static void unpin(struct kv_version *version, uint32_t number)
+{
+	struct kv_slot *slot = kv_slot_find(version, number);
+
+	assert(slot->pins > 0 && version->busy > 0);
+	slot->pins--;
+	version->busy--;
+}
+
 /* Copies out of the object. Lock held; comes back unlocked. */
 static int read_resident(struct kv_version *version, struct kv_slot *slot,
 	const struct kv_span *span, void *ret_memory)
@@ -40,20 +64,11 @@ static int read_resident(struct kv_version *version, struct kv_slot *slot,
 	uint64_t offset = ((uint64_t)span->chunk << KV_CHUNK_SHIFT) + span->from;
 	int r;
 
-	slot->pins++;
-	/* A stream that has come to a chunk's end is done with it: it is the first to go. */
-	if (span->to == KV_CHUNK_SIZE)
-		slot->flags &= (uint16_t)~KV_SLOT_USED;
-	else
-		slot->flags |= KV_SLOT_USED;
-	version->busy++;
+	pin(version, slot, span->to);
 	(void)pthread_mutex_unlock(&version->lock);
 	r = kv_object_read(version->object, ret_memory, span->to - span->from, offset);
 	KV_LOCKED(&version->lock);
-	slot = kv_slot_find(version, span->chunk);
-	assert(slot->pins > 0 && version->busy > 0);
-	slot->pins--;
-	version->busy--;
+	unpin(version, span->chunk);
 	return r;
 }
 
@@ -275,4 +290,87 @@ ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t siz
 		at += span.to - span.from;
 	}
 	return (ssize_t)(end - offset);
+}
+
+/* ---- Lending ---- */
+
+/* All of the loan's chunks pinned, or none: -EAGAIN. */
+static int pin_loan(struct kv_loan *loan, uint64_t end)
+{
+	struct kv_version *version = loan->version;
+	KV_LOCKED(&version->lock);
+
+	for (uint32_t i = loan->first; i <= loan->last; i++) {
+		const struct kv_slot *slot = kv_slot_find(version, i);
+
+		/* A mapping would allocate the pages of holes. */
+		if (version->damaged || !slot || !kv_slot_is_resident(slot) ||
+			slot->charge < kv_chunk_used(version->size, i))
+			return -EAGAIN;
+	}
+	for (uint32_t i = loan->first; i <= loan->last; i++) {
+		uint64_t start = (uint64_t)i << KV_CHUNK_SHIFT;
+
+		pin(version, kv_slot_find(version, i),
+			(uint32_t)kv_min_u64(end - start, KV_CHUNK_SIZE));
+	}
+	return 0;
+}
+
+static void unpin_loan(struct kv_loan *loan)
+{
+	KV_LOCKED(&loan->version->lock);
+
+	for (uint32_t i = loan->first; i <= loan->last; i++)
+		unpin(loan->version, i);
+	kv_park_wake(loan->version->file->core, loan->version);
+}
+
+/* Maps whole huge pages, so that one fault does for all of them. */
+static int map_loan(struct kv_loan *loan, uint64_t offset)
+{
+	uint64_t from = offset - offset % LOAN_ALIGNMENT;
+	int r;
+
+	loan->mapping_size = kv_round_up(offset + loan->size, LOAN_ALIGNMENT) - from;
+	r = kv_object_map(loan->version->object, from, loan->mapping_size, &loan->mapping);
+	if (r == 0)
+		loan->memory = (const uint8_t *)loan->mapping + (offset - from);
+	return r;
+}
+
+int kv_version_lend(
+	struct kv_version *version, uint64_t offset, size_t size, struct kv_loan *ret_loan)
+{
+	struct kv_loan loan = {.version = version};
+
+	{
+		/* The object of a version being written may be cut under a mapping. */
+		KV_LOCKED(&version->lock);
+		if (version->state == KV_VERSION_WRITING || size == 0 || offset >= version->size)
+			return -EAGAIN;
+		loan.size = (size_t)kv_min_u64(size, version->size - offset);
+	}
+	loan.first = (uint32_t)(offset >> KV_CHUNK_SHIFT);
+	loan.last = (uint32_t)((offset + loan.size - 1) >> KV_CHUNK_SHIFT);
+	begin_fills(version, loan.first, loan.last);
+	for (uint32_t i = loan.first; i <= loan.last; i++)
+		if (kv_fill_wait(version, i) < 0)
+			return -EAGAIN;
+	if (pin_loan(&loan, offset + loan.size) < 0)
+		return -EAGAIN;
+	if (map_loan(&loan, offset) < 0) {
+		unpin_loan(&loan);
+		return -EAGAIN;
+	}
+	(void)kv_version_ref(version);
+	*ret_loan = loan;
+	return 0;
+}
+
+void kv_loan_end(struct kv_loan *loan)
+{
+	kv_object_unmap(loan->mapping, loan->mapping_size);
+	unpin_loan(loan);
+	kv_version_unref(loan->version);
 }
