@@ -372,6 +372,58 @@ static void test_core_tiers__writers_are_held_back(void **state)
 	unit_done(&unit);
 }
 
+/*
+ * Lent bytes are the file's, end with it, and stay while the tier reclaims what it can; what is not
+ * all there is not lent.
+ */
+static void test_core_tiers__lend(void **state)
+{
+	const uint64_t size = 3 * MIB + 12345;
+	struct kv_loan loan, other;
+	uint8_t *expected = malloc(2 * MIB);
+	struct unit unit;
+
+	(void)state;
+	assert_non_null(expected);
+	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB});
+	uint64_t ino = unit_put(&unit, "a", size, 1), sparse = unit_create(&unit, "sparse");
+	unit_sync(&unit);
+	unit_chill(&unit);
+	struct kv_file *file = unit_file(&unit, ino);
+	struct kv_version *version = unit_current(file);
+
+	unit_pattern(expected, 2 * MIB, MIB - 4096, 1);
+	assert_int_equal(kv_version_lend(version, MIB - 4096, 2 * MIB, &loan), 0);
+	assert_int_equal(loan.size, 2 * MIB);
+	/* More than the tier has room for. */
+	(void)unit_put(&unit, "b", 8 * MIB, 2);
+	(void)unit_put(&unit, "c", 8 * MIB, 3);
+	assert_memory_equal(loan.memory, expected, 2 * MIB);
+	assert_int_equal(kv_version_lend(version, size - 100, MIB, &other), 0);
+	assert_int_equal(other.size, 100);
+	unit_pattern(expected, 100, size - 100, 1);
+	assert_memory_equal(other.memory, expected, 100);
+	kv_loan_end(&other);
+	kv_loan_end(&loan);
+	assert_int_equal(kv_version_lend(version, size, MIB, &loan), -EAGAIN);
+	kv_version_unref(version);
+	kv_file_put(file);
+
+	file = unit_file(&unit, sparse);
+	version = unit_new(file, NULL);
+	assert_int_equal(unit_write_pattern(version, 2 * MIB, 2 * MIB, 1), 0);
+	assert_int_equal(kv_version_lend(version, 2 * MIB, MIB, &loan), -EAGAIN);
+	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(kv_version_lend(version, 0, MIB, &loan), -EAGAIN);
+	assert_int_equal(kv_version_lend(version, MIB, 2 * MIB, &loan), -EAGAIN);
+	assert_int_equal(kv_version_lend(version, 2 * MIB, 2 * MIB, &loan), 0);
+	kv_loan_end(&loan);
+	kv_version_unref(version);
+	kv_file_put(file);
+	free(expected);
+	unit_done(&unit);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -386,6 +438,7 @@ int main(void)
 		cmocka_unit_test(test_core_tiers__enospc_when_all_is_open),
 		cmocka_unit_test(test_core_tiers__used_files_are_kept),
 		cmocka_unit_test(test_core_tiers__writers_are_held_back),
+		cmocka_unit_test(test_core_tiers__lend),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
