@@ -380,7 +380,7 @@ static void test_core_tiers__lend(void **state)
 {
 	const uint64_t size = 3 * MIB + 12345;
 	struct kv_loan loan, other;
-	uint8_t *expected = malloc(2 * MIB);
+	uint8_t *expected = malloc(MIB);
 	struct unit unit;
 
 	(void)state;
@@ -392,13 +392,13 @@ static void test_core_tiers__lend(void **state)
 	struct kv_file *file = unit_file(&unit, ino);
 	struct kv_version *version = unit_current(file);
 
-	unit_pattern(expected, 2 * MIB, MIB - 4096, 1);
-	assert_int_equal(kv_version_lend(version, MIB - 4096, 2 * MIB, &loan), 0);
-	assert_int_equal(loan.size, 2 * MIB);
+	unit_pattern(expected, MIB, MIB - 4096, 1);
+	assert_int_equal(kv_version_lend(version, MIB - 4096, MIB, &loan), 0);
+	assert_int_equal(loan.size, MIB);
 	/* More than the tier has room for. */
 	(void)unit_put(&unit, "b", 8 * MIB, 2);
 	(void)unit_put(&unit, "c", 8 * MIB, 3);
-	assert_memory_equal(loan.memory, expected, 2 * MIB);
+	assert_memory_equal(loan.memory, expected, MIB);
 	assert_int_equal(kv_version_lend(version, size - 100, MIB, &other), 0);
 	assert_int_equal(other.size, 100);
 	unit_pattern(expected, 100, size - 100, 1);
