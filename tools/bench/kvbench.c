@@ -22,6 +22,7 @@ static const struct kernel *const kernels[] = {
 	&kernel_walk,
 	&kernel_raw,
 	&kernel_stream,
+	&kernel_touch,
 };
 
 struct setting {

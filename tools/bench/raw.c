@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the hardware can do, and what disturbs: a deep O_DIRECT queue, and an endless stream. */
+/* What the hardware can do: a deep O_DIRECT queue; what disturbs: an endless stream; memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "fs/base.h"
@@ -199,4 +200,34 @@ const struct kernel kernel_stream = {
 	.help = "read one file of SIZE bytes over and over, at RATE, until SIGTERM",
 	.items = one,
 	.item = stream,
+};
+
+/* ---- Memory ---- */
+
+/*
+ * Memory that nobody has used for a while may have been given back to the host of a virtual
+ * machine; whoever touches it first then waits for the host.
+ */
+static int touch(struct worker *worker, uint64_t item)
+{
+	const struct bench *bench = worker->bench;
+	uint8_t *memory =
+		mmap(NULL, bench->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED)
+		return bench_fail("memory", "mmap", -errno);
+	(void)madvise(memory, bench->size, MADV_HUGEPAGE);
+	for (uint64_t i = 0; i < bench->size; i += PAGE_BYTES)
+		memory[i] = 1;
+	(void)munmap(memory, bench->size);
+	worker->bytes += bench->size;
+	worker->ops++;
+	return 0;
+}
+
+const struct kernel kernel_touch = {
+	.name = "touch",
+	.help = "take SIZE bytes of memory, touch every page, and give them back",
+	.items = one,
+	.item = touch,
 };
