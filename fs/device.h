@@ -176,6 +176,16 @@ struct kv_ring *kv_ring_free(struct kv_ring *ring);
 int kv_ring_run(struct kv_ring *ring, struct kv_io *ios, unsigned count,
 	void (*done)(void *arg, struct kv_io *io), void *arg);
 
+/*
+ * The same in steps, for callers that prepare transfers while earlier ones are under way. add
+ * queues transfers, which must stay where they are until DONE; it waits when the queue is full.
+ * submit starts what was added. end waits for all. DONE may be called in any of the three.
+ */
+void kv_ring_begin(struct kv_ring *ring, void (*done)(void *arg, struct kv_io *io), void *arg);
+void kv_ring_add(struct kv_ring *ring, struct kv_io *ios, unsigned count);
+void kv_ring_submit(struct kv_ring *ring);
+int kv_ring_end(struct kv_ring *ring);
+
 /* Registered buffers, KV_RING_BUFFER_SIZE bytes each: NULL if all are taken or none could be
  * registered. */
 void *kv_ring_buffer_get(struct kv_ring *ring, int *ret_index);

@@ -21,6 +21,7 @@ struct piece {
 	int buffer;                /* index of a ring buffer that is MEMORY, or -1 */
 	struct kv_extent *extents; /* a copy */
 	unsigned extent_count;
+	struct kv_io *ios; /* one an extent */
 	uint64_t sum;
 	unsigned left; /* transfers */
 	int result;
@@ -41,9 +42,6 @@ struct run {
 	struct piece *pieces;
 	unsigned piece_count;
 	struct mapping *mappings; /* one a job */
-	struct kv_io *ios;
-	unsigned io_count;
-	unsigned io_capacity;
 };
 
 /* ---- Preparing ---- */
@@ -161,21 +159,15 @@ static int memory_for_job(struct run *run, unsigned index, struct piece *pieces)
 	return r;
 }
 
-static int add_ios(struct run *run, struct piece *piece)
+static int make_ios(struct piece *piece)
 {
-	if (run->io_count + piece->extent_count > run->io_capacity) {
-		unsigned capacity = (run->io_count + piece->extent_count) * 2;
-		struct kv_io *ios = realloc(run->ios, capacity * sizeof(*ios));
-
-		if (!ios)
-			return -ENOMEM;
-		run->ios = ios;
-		run->io_capacity = capacity;
-	}
+	piece->ios = malloc((piece->extent_count + 1u) * sizeof(*piece->ios));
+	if (!piece->ios)
+		return -ENOMEM;
 	for (unsigned i = 0; i < piece->extent_count; i++) {
 		const struct kv_extent *extent = &piece->extents[i];
 
-		run->ios[run->io_count++] = (struct kv_io){
+		piece->ios[i] = (struct kv_io){
 			.kind = KV_IO_READ,
 			.device = extent->device,
 			.buffer = piece->buffer,
@@ -185,11 +177,17 @@ static int add_ios(struct run *run, struct piece *piece)
 			.arg = piece,
 		};
 	}
-	piece->left = piece->extent_count;
 	return 0;
 }
 
-static void prepare_job(struct run *run, unsigned index, struct piece *pieces)
+static void start_piece(struct run *run, struct piece *piece)
+{
+	piece->left = piece->extent_count;
+	kv_ring_add(run->ring, piece->ios, piece->extent_count);
+}
+
+/* Finds memory and extents for a job, and sends it on its way before the next one is prepared. */
+static void start_job(struct run *run, unsigned index, struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
 	bool whole = job->memory != NULL;
@@ -211,10 +209,13 @@ static void prepare_job(struct run *run, unsigned index, struct piece *pieces)
 	for (uint32_t i = 0; i < job->count; i++) {
 		pieces[i].result = r < 0 ? r : piece_resolve(&pieces[i]);
 		if (pieces[i].result == 0)
-			pieces[i].result = add_ios(run, &pieces[i]);
+			pieces[i].result = make_ios(&pieces[i]);
 		if (pieces[i].result < 0)
 			pieces[i].extent_count = 0;
+		else
+			start_piece(run, &pieces[i]);
 	}
+	kv_ring_submit(run->ring);
 }
 
 /* ---- Ending ---- */
@@ -370,20 +371,12 @@ static void report_damage(struct run *run, const struct piece *piece)
 /* One more attempt for a piece whose transfers failed. */
 static void retry_piece(struct run *run, struct piece *piece)
 {
-	int r;
-
-	if (piece->extent_count == 0) {
-		finish_piece(run, piece);
-		return;
+	if (piece->extent_count > 0) {
+		piece->result = 0;
+		kv_ring_begin(run->ring, io_done, run);
+		start_piece(run, piece);
+		(void)kv_ring_end(run->ring);
 	}
-	run->io_count = 0;
-	piece->result = 0;
-	r = add_ios(run, piece);
-	assert(r == 0 || r == -ENOMEM);
-	if (r == 0)
-		(void)kv_ring_run(run->ring, run->ios, run->io_count, io_done, run);
-	else
-		piece->result = r;
 	if (!piece->finished)
 		finish_piece(run, piece);
 }
@@ -419,12 +412,12 @@ static void run_pieces(struct run *run)
 {
 	unsigned at = 0;
 
+	kv_ring_begin(run->ring, io_done, run);
 	for (unsigned i = 0; i < run->batch.count; i++) {
-		prepare_job(run, i, &run->pieces[at]);
+		start_job(run, i, &run->pieces[at]);
 		at += run->batch.jobs[i]->count;
 	}
-	if (run->io_count > 0)
-		(void)kv_ring_run(run->ring, run->ios, run->io_count, io_done, run);
+	(void)kv_ring_end(run->ring);
 	for (unsigned i = 0; i < run->piece_count; i++)
 		if (!run->pieces[i].finished)
 			retry_piece(run, &run->pieces[i]);
@@ -481,9 +474,10 @@ void kv_fill_run(
 		return;
 	}
 	run_pieces(&run);
-	for (unsigned i = 0; i < run.piece_count; i++)
+	for (unsigned i = 0; i < run.piece_count; i++) {
 		free(run.pieces[i].extents);
+		free(run.pieces[i].ios);
+	}
 	free(run.pieces);
 	free(run.mappings);
-	free(run.ios);
 }

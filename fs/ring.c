@@ -30,7 +30,11 @@ struct kv_ring {
 	const struct kv_io_ops *ops;
 	struct kv_io_queue *queue;
 	unsigned depth;
+	/* Between kv_ring_begin and kv_ring_end. */
 	bool running;
+	void (*done)(void *arg, struct kv_io *io);
+	void *arg;
+	int error; /* the first */
 	unsigned buffer_count;
 	uint64_t buffers_taken; /* bit N: buffer N */
 	unsigned free_count;
@@ -38,14 +42,6 @@ struct kv_ring {
 	unsigned again_count;
 	struct slot *again[KV_RING_DEPTH_MAX]; /* slots to be submitted once more */
 	struct slot slots[KV_RING_DEPTH_MAX];
-};
-
-/* One kv_ring_run. */
-struct run {
-	struct kv_ring *ring;
-	void (*done)(void *arg, struct kv_io *io);
-	void *arg;
-	int error; /* the first */
 };
 
 int kv_ring_new(struct kv_devices *devices, unsigned depth, struct kv_ring **ret_ring)
@@ -84,67 +80,66 @@ struct kv_ring *kv_ring_free(struct kv_ring *ring)
 	return NULL;
 }
 
-static void finish(struct run *run, struct slot *slot, int result)
+static void finish(struct kv_ring *ring, struct slot *slot, int result)
 {
-	struct kv_ring *ring = run->ring;
 	struct kv_io *user = slot->user;
 
 	user->result = result;
 	user->done = user->length - slot->io.length;
 	if (result < 0) {
 		kv_devices_note_error(ring->devices, user, result);
-		if (run->error == 0)
-			run->error = result;
+		if (ring->error == 0)
+			ring->error = result;
 	}
 	/* A write that failed may have changed something, too. */
 	if (user->kind == KV_IO_WRITE)
 		kv_devices_note_write(ring->devices, user->device);
 	ring->free[ring->free_count++] = slot;
-	if (run->done)
-		run->done(run->arg, user);
+	if (ring->done)
+		ring->done(ring->arg, user);
 }
 
 /* Tries SLOT again for lack of progress, or gives up with ERROR. */
-static void retry(struct run *run, struct slot *slot, int error)
+static void retry(struct kv_ring *ring, struct slot *slot, int error)
 {
 	if (++slot->retries > RETRIES_MAX)
-		finish(run, slot, error);
+		finish(ring, slot, error);
 	else
-		run->ring->again[run->ring->again_count++] = slot;
+		ring->again[ring->again_count++] = slot;
 }
 
-static void complete(struct run *run, struct slot *slot, int result)
+static void complete(struct kv_ring *ring, struct slot *slot, int result)
 {
 	struct kv_io *io = &slot->io;
 	uint32_t moved;
 
 	if (result == -EINTR || result == -EAGAIN) {
-		retry(run, slot, -EIO);
+		retry(ring, slot, -EIO);
 		return;
 	}
 	/* Nothing moved, without an error: behind the end of the device. */
 	if (result == 0 || result > (int64_t)io->length)
 		result = -EIO;
 	if (result < 0) {
-		finish(run, slot, result);
+		finish(ring, slot, result);
 		return;
 	}
 	if ((uint32_t)result == io->length) {
 		io->length = 0;
-		finish(run, slot, 0);
+		finish(ring, slot, 0);
 		return;
 	}
 	/* Direct I/O must go on at a block; the part of one is transferred again. */
 	moved = (uint32_t)result & ~(KV_BLOCK_SIZE - 1);
 	if (moved == 0) {
-		retry(run, slot, -EIO);
+		retry(ring, slot, -EIO);
 		return;
 	}
 	io->offset += moved;
 	io->memory = (char *)io->memory + moved;
 	io->length -= moved;
 	slot->retries = 0;
-	run->ring->again[run->ring->again_count++] = slot;
+	ring->again[ring->again_count++] = slot;
 }
 
 static struct slot *take_slot(struct kv_ring *ring, struct kv_io *user)
@@ -163,31 +158,29 @@ static struct slot *take_slot(struct kv_ring *ring, struct kv_io *user)
 }
 
 /* Queues SLOT. False: the queue is full, and completions will make room. */
-static bool submit_slot(struct run *run, struct slot *slot)
+static bool submit_slot(struct kv_ring *ring, struct slot *slot)
 {
-	struct kv_ring *ring = run->ring;
 	int r = ring->ops->submit(ring->ops->context, ring->queue, &slot->io);
 
 	if (r == -EAGAIN && ring->free_count + ring->again_count + 1 < ring->depth)
 		return false;
 	if (r == -EAGAIN)
-		retry(run, slot, -EIO);
+		retry(ring, slot, -EIO);
 	else if (r < 0)
-		finish(run, slot, r);
+		finish(ring, slot, r);
 	return true;
 }
 
 /* Fills the queue: first what has to go on, then new transfers from IOS. Returns how many of these.
  */
-static unsigned fill_queue(struct run *run, struct kv_io *ios, unsigned count)
+static unsigned fill_queue(struct kv_ring *ring, struct kv_io *ios, unsigned count)
 {
-	struct kv_ring *ring = run->ring;
 	unsigned taken = 0;
 
 	while (ring->again_count > 0) {
 		struct slot *slot = ring->again[--ring->again_count];
 
-		if (!submit_slot(run, slot)) {
+		if (!submit_slot(ring, slot)) {
 			ring->again[ring->again_count++] = slot;
 			return 0;
 		}
@@ -196,7 +189,7 @@ static unsigned fill_queue(struct run *run, struct kv_io *ios, unsigned count)
 		struct slot *slot = take_slot(ring, &ios[taken]);
 
 		taken++;
-		if (!submit_slot(run, slot)) {
+		if (!submit_slot(ring, slot)) {
 			ring->again[ring->again_count++] = slot;
 			break;
 		}
@@ -204,32 +197,69 @@ static unsigned fill_queue(struct run *run, struct kv_io *ios, unsigned count)
 	return taken;
 }
 
+/* Hands what is queued to the devices, and takes what is complete; WAIT: one at least. */
+static void step(struct kv_ring *ring, bool wait)
+{
+	struct kv_io_completion completions[REAP_BATCH];
+	int n;
+
+	if (ring->free_count + ring->again_count == ring->depth)
+		return; /* nothing is under way: all that was submitted failed at once */
+	n = ring->ops->reap(ring->ops->context, ring->queue, wait, completions, REAP_BATCH);
+	/*
+	 * Only misuse of the queue ends here. Going on would leave transfers in flight into memory
+	 * that the caller takes back: better no daemon than that.
+	 */
+	assert(n >= 0);
+	for (int i = 0; i < n; i++)
+		complete(ring, (struct slot *)completions[i].io, completions[i].result);
+}
+
+void kv_ring_begin(struct kv_ring *ring, void (*done)(void *arg, struct kv_io *io), void *arg)
+{
+	assert(!ring->running);
+	ring->running = true;
+	ring->done = done;
+	ring->arg = arg;
+	ring->error = 0;
+}
+
+void kv_ring_add(struct kv_ring *ring, struct kv_io *ios, unsigned count)
+{
+	unsigned next = 0;
+
+	assert(ring->running);
+	for (;;) {
+		next += fill_queue(ring, ios + next, count - next);
+		if (next == count)
+			return;
+		step(ring, true);
+	}
+}
+
+void kv_ring_submit(struct kv_ring *ring)
+{
+	assert(ring->running);
+	step(ring, false);
+}
+
+int kv_ring_end(struct kv_ring *ring)
+{
+	assert(ring->running);
+	while (ring->free_count < ring->depth) {
+		(void)fill_queue(ring, NULL, 0);
+		step(ring, true);
+	}
+	ring->running = false;
+	return ring->error;
+}
+
 int kv_ring_run(struct kv_ring *ring, struct kv_io *ios, unsigned count,
 	void (*done)(void *arg, struct kv_io *io), void *arg)
 {
-	struct run run = {.ring = ring, .done = done, .arg = arg};
-	struct kv_io_completion completions[REAP_BATCH];
-	unsigned next = 0;
-
-	assert(!ring->running);
-	ring->running = true;
-	while (next < count || ring->free_count < ring->depth) {
-		int n;
-
-		next += fill_queue(&run, ios + next, count - next);
-		if (ring->free_count + ring->again_count == ring->depth)
-			continue; /* all that was submitted failed at once */
-		n = ring->ops->reap(ring->ops->context, ring->queue, true, completions, REAP_BATCH);
-		/*
-		 * Only misuse of the queue ends here. Going on would leave transfers in flight into
-		 * memory that the caller takes back: better no daemon than that.
-		 */
-		assert(n >= 0);
-		for (int i = 0; i < n; i++)
-			complete(&run, (struct slot *)completions[i].io, completions[i].result);
-	}
-	ring->running = false;
-	return run.error;
+	kv_ring_begin(ring, done, arg);
+	kv_ring_add(ring, ios, count);
+	return kv_ring_end(ring);
 }
 
 void *kv_ring_buffer_get(struct kv_ring *ring, int *ret_index)

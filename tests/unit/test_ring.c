@@ -127,6 +127,33 @@ static int run_quietly(struct fixture *f, unsigned count)
 	return r;
 }
 
+/* Transfers added in steps, some while others are under way, are each called back once, by the end.
+ */
+static void test_ring__takes_transfers_in_steps(void **state)
+{
+	struct fixture *f = *state;
+	uint64_t seed = 78;
+
+	unit_random_fill(&seed, f->memory, (size_t)TRANSFERS * BLOCK);
+	kv_ring_begin(f->ring, count_done, f);
+	for (unsigned i = 0; i < TRANSFERS; i++) {
+		(void)one_block(f, i, KV_IO_WRITE);
+		kv_ring_add(f->ring, &f->ios[i], 1);
+		/* Seven at a time, and some more than the queue takes without a submit between. */
+		if (i < TRANSFERS / 2 && i % 7 == 0)
+			kv_ring_submit(f->ring);
+	}
+	kv_ring_add(f->ring, f->ios, 0);
+	assert_int_equal(kv_ring_end(f->ring), 0);
+	assert_int_equal(f->done, TRANSFERS);
+	for (unsigned i = 0; i < TRANSFERS; i++)
+		assert_memory_equal(f->disks->disk[i % 2].bytes + f->ios[i].offset,
+			f->memory + (size_t)i * BLOCK, BLOCK);
+	kv_ring_begin(f->ring, NULL, NULL);
+	kv_ring_submit(f->ring);
+	assert_int_equal(kv_ring_end(f->ring), 0);
+}
+
 /* Many transfers keep the queue as deep as asked for, and each is called back once. */
 static void test_ring__keeps_the_queue_deep(void **state)
 {
@@ -598,6 +625,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		MEMORY(test_ring__keeps_the_queue_deep),
+		MEMORY(test_ring__takes_transfers_in_steps),
 		MEMORY(test_ring__depth_is_capped),
 		MEMORY(test_ring__continues_short_transfers),
 		MEMORY(test_ring__retries_interruptions),
