@@ -197,8 +197,7 @@ static inline int memory_reap(void *context, struct kv_io_queue *queue, bool wai
 	struct memory_disks *disks = context;
 	unsigned count = 0, wanted;
 
-	assert_true(wait);
-	wanted = 1 + (unsigned)(unit_random(&disks->seed) % capacity);
+	wanted = wait + (unsigned)(unit_random(&disks->seed) % capacity);
 	while (count < wanted && queue->count > 0) {
 		unsigned i = (unsigned)(unit_random(&disks->seed) % queue->count);
 		struct kv_io *io = queue->io[i];
