@@ -40,6 +40,7 @@ struct kv_notify {
 	pthread_cond_t work;
 	struct notices queue;    /* guarded by lock */
 	struct notices expiring; /* guarded by lock; the oldest is due first */
+	bool busy;               /* guarded by lock: one that was queued is being worked off */
 	bool stop;               /* guarded by lock */
 };
 
@@ -74,6 +75,7 @@ static struct notice *take_notice(struct kv_notify *notify)
 
 	if (notice) {
 		STAILQ_REMOVE_HEAD(&notify->queue, queue);
+		notify->busy = true;
 		return notice;
 	}
 	notice = STAILQ_FIRST(&notify->expiring);
@@ -121,6 +123,7 @@ static void *notify_thread(void *arg)
 			send_notice(notify, notice);
 		free(notice);
 		(void)pthread_mutex_lock(&notify->lock);
+		notify->busy = false;
 	}
 	(void)pthread_mutex_unlock(&notify->lock);
 	return NULL;
@@ -195,9 +198,17 @@ int kv_notify_entry(struct kv_notify *notify, uint64_t directory, const char *na
 	return 0;
 }
 
+/* Nothing that was queued before this call is still to come. */
+static bool is_idle(struct kv_notify *notify)
+{
+	KV_LOCKED(&notify->lock);
+
+	return STAILQ_EMPTY(&notify->queue) && !notify->busy;
+}
+
 void kv_notify_then_reply(struct kv_notify *notify, fuse_req_t req, int error)
 {
-	struct notice *notice = notice_new(NOTICE_REPLY, 0, NULL, 0);
+	struct notice *notice = is_idle(notify) ? NULL : notice_new(NOTICE_REPLY, 0, NULL, 0);
 
 	if (!notice) {
 		kv_reply_error(req, error);
