@@ -21,28 +21,39 @@ struct kv_slot *kv_slot_when_free(struct kv_version *version, uint32_t number)
 	}
 }
 
-/* Lock held. The slot's blocks are given up, BASE_BLOCKS being those of the base. Returns its DRAM
- * bytes. */
-static uint64_t forget_slot(struct kv_version *version, struct kv_slot *slot, unsigned base_blocks)
+/* Lock held. True if the blocks of the slot have space that is not the version's own. */
+static bool is_borrowed(const struct kv_slot *slot)
 {
+	return slot->state == KV_CHUNK_BASE ||
+	       (slot->state != KV_CHUNK_DIRTY && !(slot->flags & KV_SLOT_FRESH));
+}
+
+/* Lock held. The slot's blocks BITS are given up. Returns its DRAM bytes. */
+static uint64_t forget_slot(
+	struct kv_writer *writer, uint32_t number, struct kv_slot *slot, const struct kv_bits *bits)
+{
+	struct kv_version *version = writer->version;
 	struct kv_core *core = version->file->core;
 	uint64_t bytes = (uint64_t)slot->charge << KV_BLOCK_SHIFT;
-	struct kv_bits bits;
+	unsigned count = kv_bits_count(bits);
 
 	assert(!(slot->flags & KV_SLOT_WRITEBACK));
-	kv_slot_bits(slot, &bits);
-	unsigned count = kv_bits_count(&bits);
-	if (slot->state == KV_CHUNK_DIRTY) {
+	if (is_borrowed(slot)) {
+		/* They stay allocated on space of the version's own. */
+		unsigned kept = kv_promise_covers(version, number, bits);
+
+		assert(writer->promised >= kept);
+		writer->promised -= kept;
+		kv_promise_keep(version, kept);
+	} else if (slot->state == KV_CHUNK_DIRTY) {
 		version->dirty -= count;
 		kv_core_dirty_sub(core, count);
-		if (!(slot->flags & KV_SLOT_LOST)) {
-			version->reserved -= count;
-			kv_space_unreserve(core->space, count);
-		}
-	} else if (slot->flags & KV_SLOT_FRESH) {
-		kv_space_cancel(core->space, kv_slot_extents(slot), slot->extent_count);
+		if (!(slot->flags & KV_SLOT_LOST))
+			kv_promise_return(version, number, bits);
+	} else {
+		kv_promise_cancel(version, number, slot);
 	}
-	version->blocks -= slot->state == KV_CHUNK_BASE ? base_blocks : count;
+	version->blocks -= count;
 	version->charged -= slot->charge;
 	kv_slot_clear_extents(slot);
 	slot->charge = 0;
@@ -51,22 +62,32 @@ static uint64_t forget_slot(struct kv_version *version, struct kv_slot *slot, un
 	return bytes;
 }
 
-int kv_chunk_drop(struct kv_version *version, uint32_t number)
+int kv_chunk_drop(struct kv_writer *writer, uint32_t number)
 {
-	struct kv_core *core = version->file->core;
-	struct kv_bits base = {0};
+	struct kv_version *version = writer->version;
+	struct kv_bits bits = {0};
 	struct kv_slot *slot;
 	uint64_t bytes = 0;
+	unsigned kept = 0;
 	int r = 0;
 
 	(void)pthread_mutex_lock(&version->lock);
 	slot = kv_slot_when_free(version, number);
 	enum kv_chunk_state state = kv_slot_state(version, number);
+	bool borrowed = !slot || is_borrowed(slot);
+	if (slot)
+		kv_slot_bits(slot, &bits);
 	(void)pthread_mutex_unlock(&version->lock);
 	if (!slot && state == KV_CHUNK_HOLE)
 		return 0;
 	if (state == KV_CHUNK_BASE)
-		r = kv_chunk_bits(version, number, &base);
+		r = kv_chunk_bits(version, number, &bits);
+	if (r == 0 && borrowed) {
+		KV_LOCKED(&version->lock);
+		kept = kv_promise_covers(version, number, &bits);
+	}
+	if (r == 0)
+		r = kv_writer_promise_more(writer, kept);
 	if (r < 0)
 		return r;
 	{
@@ -77,9 +98,9 @@ int kv_chunk_drop(struct kv_version *version, uint32_t number)
 			r = kv_object_punch(
 				version->object, (uint64_t)number << KV_CHUNK_SHIFT, KV_CHUNK_SIZE);
 		if (r == 0)
-			bytes = forget_slot(version, slot, kv_bits_count(&base));
+			bytes = forget_slot(writer, number, slot, &bits);
 	}
-	kv_core_uncharge(core, bytes);
+	kv_core_uncharge(version->file->core, bytes);
 	return r;
 }
 
@@ -107,8 +128,9 @@ static int drop_base_from(struct kv_version *version, uint32_t first)
 	return 0;
 }
 
-int kv_chunks_drop_from(struct kv_version *version, uint32_t first)
+int kv_chunks_drop_from(struct kv_writer *writer, uint32_t first)
 {
+	struct kv_version *version = writer->version;
 	struct kv_segment key = {.number = first / KV_SEGMENT_CHUNKS};
 
 	for (;;) {
@@ -124,7 +146,7 @@ int kv_chunks_drop_from(struct kv_version *version, uint32_t first)
 			break;
 		for (uint32_t i = 0; i < capacity; i++) {
 			uint32_t chunk = number * KV_SEGMENT_CHUNKS + i;
-			int r = chunk < first ? 0 : kv_chunk_drop(version, chunk);
+			int r = chunk < first ? 0 : kv_chunk_drop(writer, chunk);
 
 			if (r < 0)
 				return r;
@@ -134,23 +156,25 @@ int kv_chunks_drop_from(struct kv_version *version, uint32_t first)
 	return drop_base_from(version, first);
 }
 
-/* Lock held. The blocks of a DIRTY chunk that are not in BITS any more are given up. */
-static int keep_bits(struct kv_version *version, struct kv_slot *slot, const struct kv_bits *bits)
+int kv_slot_clear_blocks(struct kv_version *version, uint32_t number, unsigned first, unsigned end)
 {
-	struct kv_core *core = version->file->core;
-	struct kv_bits before;
+	struct kv_slot *slot = kv_slot_find(version, number);
+	struct kv_bits bits, gone;
 
 	assert(slot->state == KV_CHUNK_DIRTY && !(slot->flags & KV_SLOT_WRITEBACK));
-	kv_slot_bits(slot, &before);
-	unsigned gone = kv_bits_count(&before) - kv_bits_count(bits);
-	int r = kv_slot_set_bits(slot, bits);
-	if (r < 0)
+	kv_slot_bits(slot, &gone);
+	bits = gone;
+	kv_bits_clear(&bits, first, end);
+	for (unsigned i = 0; i < KV_CHUNK_BLOCKS / 64; i++)
+		gone.word[i] &= ~bits.word[i];
+	unsigned count = kv_bits_count(&gone);
+	int r = count > 0 ? kv_slot_set_bits(slot, &bits) : 0;
+	if (r < 0 || count == 0)
 		return r;
-	version->blocks -= gone;
-	version->dirty -= gone;
-	version->reserved -= gone;
-	kv_space_unreserve(core->space, gone);
-	kv_core_dirty_sub(core, gone);
+	version->blocks -= count;
+	version->dirty -= count;
+	kv_core_dirty_sub(version->file->core, count);
+	kv_promise_return(version, number, &gone);
 	return 0;
 }
 
@@ -177,15 +201,11 @@ static int punch_dirty(struct kv_version *version, struct kv_slot *slot, const s
 	unsigned end = span->to >> KV_BLOCK_SHIFT;
 	/* Pages stay, as zeros: the object has no holes inside its charged blocks. */
 	uint32_t to = (uint32_t)kv_min_u64(span->to, (uint64_t)slot->charge << KV_BLOCK_SHIFT);
-	struct kv_bits bits;
 	int r = zero_pages(version, span->chunk, span->from, to);
 
-	if (r < 0)
+	if (r < 0 || first >= end)
 		return r;
-	kv_slot_bits(slot, &bits);
-	if (first < end)
-		kv_bits_clear(&bits, first, end);
-	return keep_bits(version, slot, &bits);
+	return kv_slot_clear_blocks(version, span->chunk, first, end);
 }
 
 int kv_writer_punch(struct kv_writer *writer, const struct kv_span *span)
@@ -197,7 +217,7 @@ int kv_writer_punch(struct kv_writer *writer, const struct kv_span *span)
 	int r;
 
 	if (span->from == 0 && span->to == KV_CHUNK_SIZE)
-		return kv_chunk_drop(version, span->chunk);
+		return kv_chunk_drop(writer, span->chunk);
 	r = kv_chunk_bits(version, span->chunk, &bits);
 	if (r < 0 || kv_bits_next(&bits, first, true) >= end)
 		return r;
@@ -250,7 +270,7 @@ static int shrink(struct kv_writer *writer, uint64_t size)
 	uint64_t bytes;
 	int r;
 
-	r = kv_chunks_drop_from(version, from > 0 ? number + 1 : number);
+	r = kv_chunks_drop_from(writer, from > 0 ? number + 1 : number);
 	if (r == 0 && from > 0)
 		r = kv_writer_punch(writer, &tail);
 	if (r < 0)
@@ -292,7 +312,11 @@ int kv_version_truncate(struct kv_version *version, uint64_t size)
 	(void)pthread_mutex_lock(&version->lock);
 	uint64_t before = version->size;
 	(void)pthread_mutex_unlock(&version->lock);
-	r = size < before ? shrink(&writer, size) : 0;
+	/* What is allocated behind the end goes too, as on ext4 and XFS. */
+	if (size <= before)
+		r = kv_promise_drop(version, kv_div_round_up(size, KV_BLOCK_SIZE), UINT64_MAX);
+	if (r == 0 && size < before)
+		r = shrink(&writer, size);
 	kv_writer_done(&writer);
 	if (r == 0) {
 		(void)pthread_mutex_lock(&version->lock);
@@ -306,80 +330,85 @@ int kv_version_truncate(struct kv_version *version, uint64_t size)
 
 /* ---- Allocating and punching ---- */
 
-static int punch(struct kv_version *version, uint64_t offset, uint64_t length)
+/* Makes [OFFSET, OFFSET + LENGTH) read as zeros, whole blocks of it absent. */
+static int punch_range(struct kv_writer *writer, uint64_t offset, uint64_t length)
 {
-	struct kv_writer writer = {.version = version};
 	uint64_t end = offset + length;
 	uint32_t last = (uint32_t)((end - 1) >> KV_CHUNK_SHIFT);
-	int r;
+	int r = 0;
 
-	r = kv_version_enter_exclusive(version);
-	if (r < 0)
-		return r;
 	for (uint64_t at = offset; at < end && r == 0;) {
 		uint32_t number = (uint32_t)(at >> KV_CHUNK_SHIFT), next;
 
-		r = kv_chunks_next(version, number, last + 1, &next);
+		r = kv_chunks_next(writer->version, number, last + 1, &next);
 		if (r < 0 || next > last)
 			break;
 		if (next > number)
 			at = (uint64_t)next << KV_CHUNK_SHIFT;
 		const struct kv_span span = kv_span_at(at, end - at);
-		r = kv_writer_punch(&writer, &span);
+		r = kv_writer_punch(writer, &span);
 		at += span.to - span.from;
 	}
-	kv_writer_done(&writer);
-	if (r == 0)
-		changed(version);
-	kv_version_leave_exclusive(version);
 	return r;
 }
 
-static int allocate(struct kv_version *version, bool keep_size, uint64_t offset, uint64_t length)
+static int punch(struct kv_writer *writer, uint64_t offset, uint64_t length)
 {
-	struct kv_writer writer = {.version = version};
+	uint64_t first = kv_div_round_up(offset, KV_BLOCK_SIZE);
+	uint64_t end = (offset + length) >> KV_BLOCK_SHIFT;
+	int r = first < end ? kv_promise_drop(writer->version, first, end) : 0;
+
+	return r < 0 ? r : punch_range(writer, offset, length);
+}
+
+static int allocate(struct kv_writer *writer, bool keep_size, uint64_t offset, uint64_t length)
+{
+	struct kv_version *version = writer->version;
 	uint64_t end = offset + length;
-	int r;
+	int r = kv_promise_allocate(
+		version, offset >> KV_BLOCK_SHIFT, kv_div_round_up(end, KV_BLOCK_SIZE));
 
-	r = kv_version_enter(version);
-	if (r < 0)
+	if (r < 0 || keep_size)
 		return r;
-	r = kv_writer_promise(&writer, offset, length);
-	for (uint64_t at = offset; at < end && r == 0;) {
-		const struct kv_span span = kv_span_at(at, end - at);
+	KV_LOCKED(&version->lock);
+	version->size = kv_max_u64(version->size, end);
+	return 0;
+}
 
-		kv_core_throttle(version->file->core);
-		r = kv_writer_span(&writer, &span, NULL);
-		at += span.to - span.from;
-		KV_LOCKED(&version->lock);
-		if (r == 0 && !keep_size)
-			version->size = kv_max_u64(version->size, at);
-	}
-	kv_writer_done(&writer);
-	if (r == 0)
-		changed(version);
-	kv_version_leave(version);
-	return r;
+/* The blocks are promised first: those that are punched then stay so. */
+static int zero(struct kv_writer *writer, bool keep_size, uint64_t offset, uint64_t length)
+{
+	int r = allocate(writer, keep_size, offset, length);
+
+	return r < 0 ? r : punch_range(writer, offset, length);
 }
 
 int kv_version_allocate(struct kv_version *version, int mode, uint64_t offset, uint64_t length)
 {
+	struct kv_writer writer = {.version = version};
 	bool keep_size = mode & FALLOC_FL_KEEP_SIZE;
+	int what = mode & ~FALLOC_FL_KEEP_SIZE;
 	int r;
 
 	if (length == 0)
 		return -EINVAL;
 	if (offset > KV_FILE_SIZE_MAX || length > KV_FILE_SIZE_MAX - offset)
 		return -EFBIG;
-	switch (mode & ~FALLOC_FL_KEEP_SIZE) {
-	case 0:
-		return allocate(version, keep_size, offset, length);
-	case FALLOC_FL_PUNCH_HOLE:
-		return keep_size ? punch(version, offset, length) : -EOPNOTSUPP;
-	case FALLOC_FL_ZERO_RANGE:
-		r = punch(version, offset, length);
-		return r < 0 ? r : allocate(version, keep_size, offset, length);
-	default:
+	if ((what != 0 && what != FALLOC_FL_PUNCH_HOLE && what != FALLOC_FL_ZERO_RANGE) ||
+		(what == FALLOC_FL_PUNCH_HOLE && !keep_size))
 		return -EOPNOTSUPP;
-	}
+	r = kv_version_enter_exclusive(version);
+	if (r < 0)
+		return r;
+	if (what == 0)
+		r = allocate(&writer, keep_size, offset, length);
+	else if (what == FALLOC_FL_PUNCH_HOLE)
+		r = punch(&writer, offset, length);
+	else
+		r = zero(&writer, keep_size, offset, length);
+	kv_writer_done(&writer);
+	if (r == 0)
+		changed(version);
+	kv_version_leave_exclusive(version);
+	return r;
 }

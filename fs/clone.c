@@ -60,15 +60,20 @@ static int look_up(struct kv_version *from, uint32_t number, struct shared *ret_
 }
 
 static int share_chunk(
-	struct kv_version *version, uint32_t to, struct kv_version *from, uint32_t number)
+	struct kv_writer *writer, uint32_t to, struct kv_version *from, uint32_t number)
 {
+	uint64_t first = (uint64_t)to * KV_CHUNK_BLOCKS;
+	struct kv_version *version = writer->version;
 	struct shared shared;
 	struct kv_slot *slot;
 	int r;
 
 	r = look_up(from, number, &shared);
+	/* Space that is shared needs no promise, and holes come along as holes. */
 	if (r == 0)
-		r = kv_chunk_drop(version, to);
+		r = kv_promise_drop(version, first, first + KV_CHUNK_BLOCKS);
+	if (r == 0)
+		r = kv_chunk_drop(writer, to);
 	if (r < 0 || shared.extent_count == 0)
 		return r;
 	KV_LOCKED(&version->lock);
@@ -123,8 +128,7 @@ static int clone_piece(
 	bool whole = span.to == KV_CHUNK_SIZE ||
 		     (from_at + span.to >= from->size && to_at + span.to >= size);
 	if (aligned && whole)
-		return share_chunk(
-			version, span.chunk, from, (uint32_t)(from_at >> KV_CHUNK_SHIFT));
+		return share_chunk(writer, span.chunk, from, (uint32_t)(from_at >> KV_CHUNK_SHIFT));
 	return copy_piece(writer, from, from_at, &span);
 }
 

@@ -30,10 +30,8 @@ struct numbers {
 	bool failed;
 };
 
-static void note_number(void *arg, const struct kv_chunk *chunk)
+static void add_number(struct numbers *numbers, uint32_t number)
 {
-	struct numbers *numbers = arg;
-
 	if (numbers->count == numbers->capacity) {
 		size_t capacity = numbers->capacity ? numbers->capacity * 2 : 64;
 		uint32_t *list = realloc(numbers->list, capacity * sizeof(*list));
@@ -45,7 +43,12 @@ static void note_number(void *arg, const struct kv_chunk *chunk)
 		numbers->list = list;
 		numbers->capacity = capacity;
 	}
-	numbers->list[numbers->count++] = chunk->number;
+	numbers->list[numbers->count++] = number;
+}
+
+static void note_number(void *arg, const struct kv_chunk *chunk)
+{
+	add_number(arg, chunk->number);
 }
 
 /* Where a rewrite was cut and grew again, chunks of the old content lie that it does not have: they
@@ -147,7 +150,7 @@ static bool is_from_index(struct kv_version *version)
 	return version->from_index;
 }
 
-int kv_file_pin_maps(struct kv_file *file, struct kv_version *newest)
+int kv_file_pin_maps(struct kv_file *file)
 {
 	struct kv_shard *shard = kv_shard_of(file->core, file->ino);
 	struct kv_version *version, *held = NULL;
@@ -156,17 +159,92 @@ int kv_file_pin_maps(struct kv_file *file, struct kv_version *newest)
 	do {
 		(void)pthread_mutex_lock(&shard->lock);
 		TAILQ_FOREACH (version, &file->versions, sibling) {
-			if (version == newest)
-				break;
 			if (is_from_index(version) && kv_version_try_ref(version))
 				break;
 		}
-		held = version == newest ? NULL : version;
+		held = version;
 		(void)pthread_mutex_unlock(&shard->lock);
 		if (held)
 			r = kv_map_load_all(held);
 		kv_version_unref(held);
 	} while (held && r == 0);
+	return r;
+}
+
+/* Numbers of the segments in which VERSION may differ from what the index has. */
+static int changed_segments(struct kv_version *version, struct numbers *ret_numbers)
+{
+	struct numbers numbers = {0};
+	struct kv_segment *segment;
+	KV_LOCKED(&version->lock);
+
+	RB_FOREACH (segment, kv_segment_tree, &version->segments)
+		add_number(&numbers, segment->number);
+	if (numbers.failed) {
+		free(numbers.list);
+		return -ENOMEM;
+	}
+	*ret_numbers = numbers;
+	return 0;
+}
+
+static int pin_segments(struct kv_version *older, const struct numbers *numbers, uint32_t limit)
+{
+	bool whole;
+
+	{
+		KV_LOCKED(&older->lock);
+		if (!older->from_index)
+			return 0;
+		older->pinned = true;
+		whole = kv_chunk_count(older->size) > limit;
+	}
+	if (whole)
+		return kv_map_load_all(older);
+	for (size_t i = 0; i < numbers->count; i++) {
+		KV_LOCKED(&older->lock);
+		int r = kv_map_load(older, numbers->list[i] * KV_SEGMENT_CHUNKS);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* The version of the same file published before VERSION, with a reference, or NULL. */
+static struct kv_version *version_before(struct kv_version *version)
+{
+	struct kv_shard *shard = kv_shard_of(version->file->core, version->file->ino);
+	struct kv_version *older = version;
+	KV_LOCKED(&shard->lock);
+
+	do
+		older = TAILQ_PREV(older, kv_version_queue, sibling);
+	while (older && !kv_version_try_ref(older));
+	return older;
+}
+
+/*
+ * Older versions that somebody holds learn the parts of their maps that VERSION's commit changes in
+ * the index. So a small change of a huge file costs what it changes.
+ */
+static int pin_changed(struct kv_version *version)
+{
+	/* Without a base all of the map is replaced. */
+	uint32_t limit = version->base ? kv_chunk_count(version->size) : 0;
+	struct numbers numbers = {0};
+	struct kv_version *older = version_before(version);
+	int r = older ? changed_segments(version, &numbers) : 0;
+
+	while (older) {
+		struct kv_version *before;
+
+		if (r == 0)
+			r = pin_segments(older, &numbers, limit);
+		before = version_before(older);
+		kv_version_unref(older);
+		older = before;
+	}
+	free(numbers.list);
 	return r;
 }
 
@@ -210,9 +288,9 @@ static int commit_version(struct kv_version *version)
 	struct content content = {0};
 	int r;
 
-	r = kv_file_pin_maps(version->file, version);
+	r = add_lost_chunks(version);
 	if (r == 0)
-		r = add_lost_chunks(version);
+		r = pin_changed(version);
 	if (r == 0)
 		r = build_content(version, &content);
 	if (r < 0)

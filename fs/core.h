@@ -156,9 +156,10 @@ struct kv_version *kv_version_unref(struct kv_version *version);
 int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_version **ret_version);
 
 struct kv_version_attr {
-	uint64_t number; /* of the published version; 0 while being written */
-	uint64_t size;   /* bytes */
-	uint64_t blocks; /* of KV_BLOCK_SIZE; written and allocated ones */
+	uint64_t number;    /* of the published version; 0 while being written */
+	uint64_t size;      /* bytes */
+	uint64_t blocks;    /* of KV_BLOCK_SIZE; written and allocated ones */
+	uint64_t unwritten; /* those that are allocated only */
 	int64_t mtime_ns;
 	int64_t ctime_ns;
 	bool published;
@@ -175,6 +176,15 @@ void kv_version_set_times(struct kv_version *version, int64_t mtime_ns, int64_t 
  * From now on it never changes. -EALREADY if it is published. -EIO if a write to it failed before.
  */
 int kv_version_publish(struct kv_version *version);
+/*
+ * The same for a writer that will write on: what it allocated and has not written stays promised,
+ * for kv_version_continue or until kv_version_give_up.
+ */
+int kv_version_publish_and_go_on(struct kv_version *version);
+/* VERSION, made from FROM just now, takes over what FROM was published with. */
+void kv_version_continue(struct kv_version *version, struct kv_version *from);
+/* The writer of this published version does not go on. */
+void kv_version_give_up(struct kv_version *version);
 /* Waits until a published version (or a later one of the file) is durable. -EIO if its write-back
  * failed. */
 int kv_version_sync(struct kv_version *version);
@@ -231,7 +241,9 @@ int kv_version_seek(struct kv_version *version, uint64_t offset, int whence, uin
 int kv_version_write(struct kv_version *version, const void *memory, size_t size, uint64_t offset);
 int kv_version_truncate(struct kv_version *version, uint64_t size);
 /* MODE as fallocate(2): 0, KEEP_SIZE, PUNCH_HOLE|KEEP_SIZE, ZERO_RANGE[|KEEP_SIZE]; others
- * -EOPNOTSUPP. Allocated blocks count in blocks. */
+ * -EOPNOTSUPP. Allocating promises space of the store, which waits for eviction, and costs no DRAM;
+ * -ENOSPC only before anything is changed. Allocated blocks count in blocks, read as zeros, and are
+ * holes once they are published. */
 int kv_version_allocate(struct kv_version *version, int mode, uint64_t offset, uint64_t length);
 /*
  * Copies LENGTH bytes from FROM (published; waits until it is committed): whole chunks at equal

@@ -13,6 +13,7 @@
  *   read.c         reading
  *   write.c        writing
  *   change.c       truncate, allocate, punch
+ *   promise.c      blocks that are allocated and not written
  *   clone.c        sharing extents
  *   fill.c         devices to DRAM: who wants what; fill_run.c: reading and checking
  *   writeback.c    DRAM to devices: which chunks; writeback_run.c: writing
@@ -31,6 +32,7 @@
  *   ... and written again      both: the job's extents are dropped when it ends
  *   HOT or COLD, FRESH         allocated; the slot owns the extents until the commit
  *   HOT or COLD, otherwise     owned by the index
+ *   absent, in a range         promised, counted in version->unwritten
  */
 #ifndef KVFS_FS_CORE_INTERNAL_H
 #define KVFS_FS_CORE_INTERNAL_H
@@ -107,6 +109,14 @@ struct kv_bits {
 	uint64_t word[KV_CHUNK_BLOCKS / 64];
 };
 
+/* Blocks [FIRST, END) of a file that are allocated: see promise.c. */
+struct kv_range {
+	RB_ENTRY(kv_range) entry;
+	uint64_t first;
+	uint64_t end;
+};
+RB_HEAD(kv_range_tree, kv_range);
+
 enum kv_version_state {
 	KV_VERSION_WRITING,
 	KV_VERSION_PUBLISHED,
@@ -162,6 +172,7 @@ struct kv_version {
 	bool direct;     /* all opens that are there are O_DIRECT and not admitted */
 	bool exposed;    /* a client may have the object's pages mapped: never punch */
 	bool damaged;
+	bool pinned;  /* segments in memory may differ from the index: never drop them */
 	bool dropped; /* settled without a commit because nobody can see it any more */
 	bool mtime_set;
 	bool ctime_set;
@@ -182,9 +193,10 @@ struct kv_version {
 	uint64_t size;
 	uint64_t number;
 	uint64_t blocks;
-	uint64_t reserved; /* blocks */
-	uint64_t dirty;    /* blocks */
-	uint64_t charged;  /* blocks */
+	uint64_t reserved;  /* blocks */
+	uint64_t unwritten; /* blocks promised to the absent ones of the ranges */
+	uint64_t dirty;     /* blocks */
+	uint64_t charged;   /* blocks */
 	uint64_t object_size;
 	uint64_t sequence; /* of the commit's operation */
 	int64_t mtime_ns;
@@ -193,6 +205,7 @@ struct kv_version {
 	struct kv_source *sources;
 	struct kv_object *object;
 	struct kv_segment_tree segments;
+	struct kv_range_tree ranges;
 };
 TAILQ_HEAD(kv_version_queue, kv_version);
 
@@ -254,9 +267,10 @@ struct kv_core {
 	struct kv_core_hooks hooks;
 	struct kv_shard shards[KV_SHARDS];
 	struct kv_park parks[KV_PARKS];
-	uint64_t budget;          /* bytes of DRAM */
-	_Atomic uint64_t charged; /* bytes */
-	_Atomic uint64_t dirty;   /* bytes */
+	uint64_t budget;            /* bytes of DRAM */
+	_Atomic uint64_t charged;   /* bytes */
+	_Atomic uint64_t dirty;     /* bytes */
+	_Atomic uint64_t unwritten; /* blocks: the sum over all versions */
 	_Atomic uint64_t files;
 	_Atomic uint64_t versions;
 	_Atomic uint64_t opens;
@@ -461,11 +475,13 @@ struct kv_writer {
 	struct kv_version *version;
 	uint64_t promised; /* blocks reserved and not used yet */
 };
-/* MEMORY NULL: makes the blocks present and leaves their content. Sizes are the caller's. */
+/* Writes what lies inside one chunk. Sizes are the caller's. */
 int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory);
 /* Reserves what the bytes [OFFSET, OFFSET + SIZE) need. */
 int kv_writer_promise(struct kv_writer *writer, uint64_t offset, uint64_t size);
 void kv_writer_done(struct kv_writer *writer);
+/* Makes sure that BLOCKS are promised and not used. */
+int kv_writer_promise_more(struct kv_writer *writer, unsigned blocks);
 /* Makes a BASE, COLD or HOT chunk DIRTY with the content it has. */
 int kv_writer_own(struct kv_writer *writer, uint32_t number);
 /* Cuts [OFFSET, OFFSET + SIZE) at chunk borders: the piece at OFFSET. */
@@ -478,10 +494,34 @@ struct kv_span kv_span_at(uint64_t offset, uint64_t size);
 struct kv_slot *kv_slot_when_free(struct kv_version *version, uint32_t number);
 /* Makes [SPAN) read as zeros, whole blocks of it absent. The version is entered exclusively. */
 int kv_writer_punch(struct kv_writer *writer, const struct kv_span *span);
+/* Lock held. The blocks [FIRST, END) of a DIRTY chunk that is not being written back are absent
+ * from now on. */
+int kv_slot_clear_blocks(struct kv_version *version, uint32_t number, unsigned first, unsigned end);
 /* Turns a chunk into a hole. The version is entered exclusively. */
-int kv_chunk_drop(struct kv_version *version, uint32_t number);
+int kv_chunk_drop(struct kv_writer *writer, uint32_t number);
 /* Drops all chunks from FIRST on. */
-int kv_chunks_drop_from(struct kv_version *version, uint32_t first);
+int kv_chunks_drop_from(struct kv_writer *writer, uint32_t first);
+
+/* ---- promise.c: blocks count from the start of the file ---- */
+
+/* Promises the blocks [FIRST, END) as far as they have no space yet. -ENOSPC: nothing changed. No
+ * locks held, the version is entered exclusively; so for the next. */
+int kv_promise_allocate(struct kv_version *version, uint64_t first, uint64_t end);
+/* They are not allocated any more. Those that are present stay so. */
+int kv_promise_drop(struct kv_version *version, uint64_t first, uint64_t end);
+/* All of them. Lock held; so for the others. */
+void kv_promise_clear(struct kv_version *version);
+/* How many of BITS, blocks of one chunk, are allocated. */
+unsigned kv_promise_covers(struct kv_version *version, uint32_t chunk, const struct kv_bits *bits);
+/* BITS become present: promises that were theirs are reserved by DIRTY blocks now. Returns how
+ * many. */
+unsigned kv_promise_take(struct kv_version *version, uint32_t chunk, const struct kv_bits *bits);
+/* BITS, reserved until now, are absent again. */
+void kv_promise_return(struct kv_version *version, uint32_t chunk, const struct kv_bits *bits);
+/* The same for a slot's FRESH extents. */
+void kv_promise_cancel(struct kv_version *version, uint32_t chunk, const struct kv_slot *slot);
+/* COUNT blocks that the caller has promised are for absent ones of the ranges now. */
+void kv_promise_keep(struct kv_version *version, uint64_t count);
 
 /* ---- fill.c ---- */
 
@@ -513,9 +553,8 @@ void kv_writeback_stop(struct kv_core *core);
 void kv_writeback_push(struct kv_version *version);
 void kv_writeback_kick(struct kv_core *core, bool spill);
 void *kv_commit_main(void *core);
-/* Loads the maps of all versions of FILE before NEWEST (NULL: all): the index is about to forget
- * them. */
-int kv_file_pin_maps(struct kv_file *file, struct kv_version *newest);
+/* Loads the maps of all versions of FILE: the index is about to forget them. */
+int kv_file_pin_maps(struct kv_file *file);
 /* VERSION's bytes are on the devices: commit it. Takes over the reference. */
 void kv_commit_push(struct kv_version *version);
 /* VERSION could not be written. No locks held. */

@@ -31,7 +31,7 @@ struct kv_object *kv_version_detach_locked(
 		}
 	}
 	/* The index has it all: the memory serves better elsewhere. */
-	if (version->state == KV_VERSION_COMMITTED && version->from_index)
+	if (version->state == KV_VERSION_COMMITTED && version->from_index && !version->pinned)
 		kv_map_free(version);
 	*ret_backing = version->backing;
 	*ret_bytes = version->charged << KV_BLOCK_SHIFT;

@@ -258,6 +258,8 @@ int kv_slot_get(struct kv_version *version, uint32_t number, struct kv_slot **re
 struct load {
 	struct kv_version *version;
 	struct kv_segment *segment; /* kv_map_load: the one being built */
+	uint32_t number;            /* kv_map_load_all: segment of the chunk before */
+	bool known;                 /* ... and whether it was in memory already */
 	int error;
 };
 
@@ -320,18 +322,25 @@ int kv_map_load(struct kv_version *version, uint32_t number)
 static void pin_one(void *arg, const struct kv_chunk *chunk)
 {
 	struct load *load = arg;
+	uint32_t number = chunk->number / KV_SEGMENT_CHUNKS;
 	struct kv_slot *slot;
-	int r = kv_slot_get(load->version, chunk->number, &slot);
 
+	if (number != load->number)
+		load->known = segment_find(load->version, number) != NULL;
+	load->number = number;
+	/* It is whole, and the index may be at a later version's. */
+	if (load->known)
+		return;
+	int r = kv_slot_get(load->version, chunk->number, &slot);
 	if (r < 0)
 		load->error = r;
-	else if (slot->state == KV_CHUNK_HOLE && !slot->charge)
+	else
 		load_slot(slot, chunk, &load->error);
 }
 
 int kv_map_load_all(struct kv_version *version)
 {
-	struct load load = {.version = version};
+	struct load load = {.version = version, .number = UINT32_MAX};
 	KV_LOCKED(&version->lock);
 	uint32_t count = kv_chunk_count(version->size);
 	int r = 0;

@@ -81,9 +81,13 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 	if (r < 0 && r != -ENOENT)
 		return r;
 	r = kv_version_new(node->file, base, &version);
+	if (r == 0 && base && base == node->version)
+		kv_version_continue(version, base);
 	kv_version_unref(base);
 	if (r < 0)
 		return r;
+	if (node->version)
+		kv_version_give_up(node->version);
 	kv_version_unref(node->version);
 	node->version = version;
 	node->active = true;
@@ -173,7 +177,8 @@ int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force)
 	if (!attr.changed && !force)
 		return 0;
 	first = is_first_time(node->file);
-	r = kv_version_publish(node->version);
+	/* What a pool's owner has allocated stays promised until its last close. */
+	r = kv_version_publish_and_go_on(node->version);
 	if (r == -EALREADY)
 		r = 0;
 	node->active = false;
@@ -191,11 +196,13 @@ int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force)
 
 void kv_node_last_writer_closed(struct kv_daemon *daemon, struct kv_node *node)
 {
-	if (!node->active)
+	if (node->active)
+		(void)kv_node_publish(daemon, node, is_first_time(node->file));
+	if (!node->active) {
+		if (node->version)
+			kv_version_give_up(node->version);
 		return;
-	(void)kv_node_publish(daemon, node, is_first_time(node->file));
-	if (!node->active)
-		return;
+	}
 	/* Opened for writing and never written: that version goes, read-only handles see the
 	 * current one. */
 	node->active = false;

@@ -31,10 +31,8 @@ static int learn_last_number(struct kv_file *file)
  * publish. */
 static int trim_slot(struct kv_version *version, uint32_t number, uint64_t *bytes)
 {
-	struct kv_core *core = version->file->core;
 	struct kv_slot *slot = kv_slot_find(version, number);
 	unsigned used = kv_chunk_used(version->size, number);
-	struct kv_bits bits;
 
 	if (slot->charge > used) {
 		*bytes += (uint64_t)(slot->charge - used) << KV_BLOCK_SHIFT;
@@ -43,18 +41,7 @@ static int trim_slot(struct kv_version *version, uint32_t number, uint64_t *byte
 	}
 	if (slot->state != KV_CHUNK_DIRTY)
 		return 0;
-	kv_slot_bits(slot, &bits);
-	unsigned before = kv_bits_count(&bits);
-	kv_bits_clear(&bits, used, KV_CHUNK_BLOCKS);
-	unsigned gone = before - kv_bits_count(&bits);
-	if (gone == 0)
-		return 0;
-	version->blocks -= gone;
-	version->reserved -= gone;
-	version->dirty -= gone;
-	kv_space_unreserve(core->space, gone);
-	kv_core_dirty_sub(core, gone);
-	return kv_slot_set_bits(slot, &bits);
+	return kv_slot_clear_blocks(version, number, used, KV_CHUNK_BLOCKS);
 }
 
 /* The last chunk may have been written early with blocks behind the end, which its extents must not
@@ -119,12 +106,14 @@ static int trim_sealed(struct kv_version *version, uint64_t *ret_bytes)
 
 static int trim(struct kv_version *version)
 {
+	struct kv_writer writer = {.version = version};
 	struct kv_core *core = version->file->core;
 	uint64_t bytes = 0;
 	bool last_fits;
 	int r;
 
-	r = kv_chunks_drop_from(version, kv_chunk_count(version->size));
+	r = kv_chunks_drop_from(&writer, kv_chunk_count(version->size));
+	kv_writer_done(&writer);
 	do {
 		if (r == 0)
 			r = own_last_chunk(version);
@@ -170,7 +159,8 @@ static struct kv_version *make_current(struct kv_version *version)
 	return before;
 }
 
-int kv_version_publish(struct kv_version *version)
+/* GOES_ON: the writer will want the promises of what it has not written for its next version. */
+static int publish(struct kv_version *version, bool goes_on)
 {
 	struct kv_core *core = version->file->core;
 	int r;
@@ -183,11 +173,25 @@ int kv_version_publish(struct kv_version *version)
 		return r == -ESTALE ? -EALREADY : r;
 	r = trim(version);
 	if (r == 0) {
+		if (!goes_on) {
+			KV_LOCKED(&version->lock);
+			kv_promise_clear(version);
+		}
 		kv_version_unref(make_current(version));
 		kv_stat_add(&core->stats->published, 1);
 	}
 	kv_version_leave_exclusive(version);
 	return r;
+}
+
+int kv_version_publish(struct kv_version *version)
+{
+	return publish(version, false);
+}
+
+int kv_version_publish_and_go_on(struct kv_version *version)
+{
+	return publish(version, true);
 }
 
 bool kv_version_is_invisible(struct kv_version *version)

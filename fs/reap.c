@@ -75,7 +75,7 @@ uint64_t kv_reap_ino(struct kv_core *core, uint64_t ino)
 	/* Before the index forgets: whoever still reads an old version knows all of its extents
 	 * himself. */
 	kv_version_unref(current);
-	if (closed && file && kv_file_pin_maps(file, NULL) < 0) {
+	if (closed && file && kv_file_pin_maps(file) < 0) {
 		kv_log_warning("reap", "out of memory, left for the next mount ino=%" PRIu64, ino);
 		closed = false;
 	}

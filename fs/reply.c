@@ -48,8 +48,11 @@ static void overlay_version(struct kv_inode *inode, struct kv_version *version)
 
 	kv_version_attr(version, &attr);
 	inode->size = attr.size;
-	if (attr.committed && attr.number == inode->version)
+	if (attr.committed && attr.number == inode->version) {
+		/* What its writer has allocated for the time to come. */
+		inode->blocks += attr.unwritten;
 		return;
+	}
 	inode->blocks = attr.blocks;
 	inode->mtime_ns = attr.mtime_ns;
 	if (attr.ctime_ns > inode->ctime_ns)

@@ -15,6 +15,7 @@ struct kv_version *kv_version_alloc(struct kv_file *file)
 	version->file = file;
 	(void)pthread_mutex_init(&version->lock, NULL);
 	RB_INIT(&version->segments);
+	RB_INIT(&version->ranges);
 	{
 		KV_LOCKED(&shard->lock);
 		kv_file_ref_locked(file);
@@ -56,6 +57,7 @@ static void version_give_back(struct kv_core *core, struct kv_version *version)
 					core->space, kv_slot_extents(slot), slot->extent_count);
 		}
 	}
+	kv_promise_clear(version);
 	if (version->reserved > 0)
 		kv_space_unreserve(core->space, version->reserved);
 	if (version->dirty > 0)
@@ -226,7 +228,8 @@ void kv_version_attr(struct kv_version *version, struct kv_version_attr *ret_att
 	*ret_attr = (struct kv_version_attr){
 		.number = version->number,
 		.size = version->size,
-		.blocks = version->blocks,
+		.blocks = version->blocks + version->unwritten,
+		.unwritten = version->unwritten,
 		.mtime_ns = version->mtime_ns,
 		.ctime_ns = version->ctime_ns,
 		.published = version->state != KV_VERSION_WRITING,

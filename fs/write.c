@@ -25,25 +25,40 @@ static uint64_t span_end(const struct kv_span *span)
 
 /* ---- Space ---- */
 
-/* Blocks to be promised for a write of SPAN, given presence BITS of the chunk. FLAGS and STATE are
- * the slot's. */
-static unsigned blocks_needed(
-	const struct kv_span *span, const struct kv_bits *bits, unsigned state, unsigned flags)
+static struct kv_bits bits_without(const struct kv_bits *bits, const struct kv_bits *others)
 {
-	struct kv_bits after = *bits;
-	unsigned before = kv_bits_count(bits);
+	struct kv_bits rest;
 
-	kv_bits_set(&after, first_block(span), end_block(span));
-	/* A chunk that is promised already needs what is new; any other one is written whole again.
-	 */
-	if (state == KV_CHUNK_DIRTY && (!(flags & KV_SLOT_WRITEBACK) || flags & KV_SLOT_REDIRTIED))
-		return kv_bits_count(&after) - before;
-	return kv_bits_count(&after);
+	for (unsigned i = 0; i < KV_CHUNK_BLOCKS / 64; i++)
+		rest.word[i] = bits->word[i] & ~others->word[i];
+	return rest;
 }
 
-static bool covers_present(const struct kv_span *span, const struct kv_bits *bits)
+/* Its extents are on their way, and useless as soon as it changes. */
+static bool is_under_way(unsigned state, unsigned flags)
 {
-	return kv_bits_next(bits, first_block(span), false) >= end_block(span);
+	return state == KV_CHUNK_DIRTY && flags & KV_SLOT_WRITEBACK && !(flags & KV_SLOT_REDIRTIED);
+}
+
+/* Lock held. Blocks to be promised so that SPAN becomes present in a chunk that has BITS. */
+static unsigned blocks_new(
+	struct kv_version *version, const struct kv_span *span, const struct kv_bits *bits)
+{
+	struct kv_bits added = {0};
+
+	kv_bits_set(&added, first_block(span), end_block(span));
+	added = bits_without(&added, bits);
+	return kv_bits_count(&added) - kv_promise_covers(version, span->chunk, &added);
+}
+
+/* Blocks to be promised so that a chunk with BITS can be written again as a whole. FLAGS and STATE
+ * are the slot's. */
+static unsigned blocks_again(const struct kv_bits *bits, unsigned state, unsigned flags)
+{
+	/* Promised already, or on blocks of our own that become a promise again. */
+	if (is_under_way(state, flags) || (state != KV_CHUNK_DIRTY && !(flags & KV_SLOT_FRESH)))
+		return kv_bits_count(bits);
+	return 0;
 }
 
 static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint64_t *blocks)
@@ -64,9 +79,14 @@ static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint
 	}
 	if (state == KV_CHUNK_BASE)
 		r = kv_chunk_bits(version, span->chunk, &bits);
-	if (r == 0)
-		*blocks += blocks_needed(span, &bits, state, flags);
-	return r;
+	if (r < 0)
+		return r;
+	KV_LOCKED(&version->lock);
+	*blocks += blocks_new(version, span, &bits);
+	/* What is under way can be waited for. */
+	if (!is_under_way(state, flags))
+		*blocks += blocks_again(&bits, state, flags);
+	return 0;
 }
 
 int kv_writer_promise(struct kv_writer *writer, uint64_t offset, uint64_t size)
@@ -94,7 +114,7 @@ void kv_writer_done(struct kv_writer *writer)
 	writer->promised = 0;
 }
 
-static int promise_more(struct kv_writer *writer, unsigned blocks)
+int kv_writer_promise_more(struct kv_writer *writer, unsigned blocks)
 {
 	int r;
 
@@ -104,6 +124,15 @@ static int promise_more(struct kv_writer *writer, unsigned blocks)
 	if (r == 0)
 		writer->promised = blocks;
 	return r;
+}
+
+/* The same without evicting. */
+static bool promise_now(struct kv_writer *writer, unsigned blocks)
+{
+	if (kv_space_reserve(writer->version->file->core->space, blocks - writer->promised) < 0)
+		return false;
+	writer->promised = blocks;
+	return true;
 }
 
 /* ---- DRAM ---- */
@@ -233,40 +262,41 @@ static int ensure_object(struct kv_version *version, uint64_t end)
 
 /* Lock held, the slot's content resident (or not needed): DIRTY with BITS. The promise pays for it.
  */
-static int make_dirty(struct kv_writer *writer, struct kv_slot *slot, const struct kv_bits *bits)
+static int make_dirty(struct kv_writer *writer, uint32_t number, const struct kv_bits *bits)
 {
 	struct kv_version *version = writer->version;
 	struct kv_core *core = version->file->core;
-	bool under_way = slot->flags & KV_SLOT_WRITEBACK && !(slot->flags & KV_SLOT_REDIRTIED);
-	unsigned after = kv_bits_count(bits), before, paid;
-	struct kv_bits old;
+	struct kv_slot *slot = kv_slot_find(version, number);
+	unsigned again, more = kv_bits_count(bits);
+	struct kv_bits old, added;
 
 	kv_slot_bits(slot, &old);
-	before = kv_bits_count(&old);
-	if (slot->state != KV_CHUNK_DIRTY) {
-		if (slot->flags & KV_SLOT_FRESH)
-			kv_space_cancel(core->space, kv_slot_extents(slot), slot->extent_count);
+	/* A BASE chunk's blocks are counted already. */
+	if (slot->state == KV_CHUNK_BASE)
+		old = *bits;
+	again = blocks_again(&old, slot->state, slot->flags);
+	added = bits_without(bits, &old);
+	if (slot->state == KV_CHUNK_DIRTY) {
+		more = kv_bits_count(&added);
+		if (is_under_way(slot->state, slot->flags))
+			slot->flags |= KV_SLOT_REDIRTIED;
+	} else {
+		if (slot->flags & KV_SLOT_FRESH) {
+			kv_space_renew(core->space, kv_slot_extents(slot), slot->extent_count);
+			version->reserved += kv_bits_count(&old);
+		}
 		kv_slot_clear_extents(slot);
 		slot->flags &= (uint16_t) ~(
 			KV_SLOT_FRESH | KV_SLOT_SHARED | KV_SLOT_FAILED | KV_SLOT_RESIDENT);
-		/* A BASE chunk's blocks were counted already. */
-		version->blocks += after;
-		version->blocks -= slot->state == KV_CHUNK_BASE ? after : before;
-		version->dirty += after;
-		kv_core_dirty_add(core, after);
-		paid = after;
 		slot->state = KV_CHUNK_DIRTY;
-	} else {
-		version->blocks += after - before;
-		version->dirty += after - before;
-		kv_core_dirty_add(core, after - before);
-		paid = under_way ? after : after - before;
-		if (under_way)
-			slot->flags |= KV_SLOT_REDIRTIED;
 	}
-	assert(writer->promised >= paid);
-	writer->promised -= paid;
-	version->reserved += paid;
+	version->blocks += kv_bits_count(&added);
+	version->dirty += more;
+	kv_core_dirty_add(core, more);
+	again += kv_bits_count(&added) - kv_promise_take(version, number, &added);
+	assert(writer->promised >= again);
+	writer->promised -= again;
+	version->reserved += again;
 	return kv_slot_set_bits(slot, bits);
 }
 
@@ -302,7 +332,7 @@ static int prepare_base(
 
 	if (r < 0 || end == 0)
 		return r;
-	r = promise_more(writer, kv_bits_count(ret_bits));
+	r = kv_writer_promise_more(writer, kv_bits_count(ret_bits));
 	if (r < 0)
 		return r;
 	{
@@ -323,11 +353,10 @@ static int own_base(struct kv_writer *writer, uint32_t number, bool content)
 	struct kv_bits bits;
 	int r = prepare_base(writer, number, content, &bits);
 	KV_LOCKED(&version->lock);
-	struct kv_slot *slot = kv_slot_find(version, number);
 	if (r == 0 && kv_bits_count(&bits) == 0)
-		slot->state = KV_CHUNK_HOLE;
+		kv_slot_find(version, number)->state = KV_CHUNK_HOLE;
 	else if (r == 0)
-		r = make_dirty(writer, slot, &bits);
+		r = make_dirty(writer, number, &bits);
 	free_slot(version, number);
 	return r;
 }
@@ -358,12 +387,10 @@ static bool covers_used(const struct kv_version *version, const struct kv_span *
 enum ready {
 	READY,       /* the lock is still held */
 	READY_AGAIN, /* something was done or waited for: look again */
-	READY_NOTHING_TO_DO,
 };
 
 /* One step towards a chunk that SPAN can be written to. Lock held; released unless READY. */
-static int make_ready(
-	struct kv_writer *writer, const struct kv_span *span, bool bytes, enum ready *ret_ready)
+static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum ready *ret_ready)
 {
 	struct kv_version *version = writer->version;
 	struct kv_slot *slot;
@@ -385,16 +412,11 @@ static int make_ready(
 	kv_slot_bits(slot, &bits);
 	if (slot->state == KV_CHUNK_BASE) {
 		slot->flags |= KV_SLOT_BUSY;
-		bool content = !bytes || !covers_used(version, span);
+		bool content = !covers_used(version, span);
 		(void)pthread_mutex_unlock(&version->lock);
 		return own_base(writer, span->chunk, content);
 	}
-	if (!bytes && covers_present(span, &bits)) {
-		*ret_ready = READY_NOTHING_TO_DO;
-		(void)pthread_mutex_unlock(&version->lock);
-		return 0;
-	}
-	if (slot->state == KV_CHUNK_COLD && (!bytes || !covers_used(version, span))) {
+	if (slot->state == KV_CHUNK_COLD && !covers_used(version, span)) {
 		(void)pthread_mutex_unlock(&version->lock);
 		return bring_in(version, span->chunk);
 	}
@@ -406,10 +428,19 @@ static int make_ready(
 		(void)pthread_mutex_unlock(&version->lock);
 		return r;
 	}
-	unsigned needed = blocks_needed(span, &bits, slot->state, slot->flags);
+	unsigned needed =
+		blocks_new(version, span, &bits) + blocks_again(&bits, slot->state, slot->flags);
 	if (writer->promised < needed) {
+		if (is_under_way(slot->state, slot->flags) && !promise_now(writer, needed)) {
+			/* A pool may be as large as the store: then there is room when the extents
+			 * under way are there. */
+			kv_park_wait(
+				version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+			(void)pthread_mutex_unlock(&version->lock);
+			return 0;
+		}
 		(void)pthread_mutex_unlock(&version->lock);
-		return promise_more(writer, needed);
+		return kv_writer_promise_more(writer, needed);
 	}
 	*ret_ready = READY;
 	return 0;
@@ -425,8 +456,8 @@ static int copy_in(struct kv_writer *writer, const struct kv_span *span, const u
 
 	kv_slot_bits(slot, &bits);
 	kv_bits_set(&bits, first_block(span), end_block(span));
-	r = make_dirty(writer, slot, &bits);
-	if (r < 0 || !memory) {
+	r = make_dirty(writer, span->chunk, &bits);
+	if (r < 0) {
 		(void)pthread_mutex_unlock(&version->lock);
 		return r;
 	}
@@ -451,13 +482,11 @@ int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const u
 		enum ready ready;
 
 		(void)pthread_mutex_lock(&version->lock);
-		int r = make_ready(writer, span, memory != NULL, &ready);
+		int r = make_ready(writer, span, &ready);
 		if (r < 0)
 			return r;
 		if (ready == READY)
 			return copy_in(writer, span, memory);
-		if (ready == READY_NOTHING_TO_DO)
-			return 0;
 	}
 }
 
@@ -484,8 +513,9 @@ int kv_writer_own(struct kv_writer *writer, uint32_t number)
 		if (state == KV_CHUNK_BASE)
 			slot->flags |= KV_SLOT_BUSY;
 		kv_slot_bits(slot, &bits);
-		if (state == KV_CHUNK_HOT && writer->promised >= kv_bits_count(&bits)) {
-			r = make_dirty(writer, slot, &bits);
+		unsigned again = blocks_again(&bits, state, slot->flags);
+		if (state == KV_CHUNK_HOT && writer->promised >= again) {
+			r = make_dirty(writer, number, &bits);
 			(void)pthread_mutex_unlock(&version->lock);
 			return r;
 		}
@@ -495,7 +525,7 @@ int kv_writer_own(struct kv_writer *writer, uint32_t number)
 		else if (state == KV_CHUNK_COLD)
 			r = bring_in(version, number);
 		else
-			r = promise_more(writer, kv_bits_count(&bits));
+			r = kv_writer_promise_more(writer, again);
 		if (r < 0)
 			return r;
 	}

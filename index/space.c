@@ -505,6 +505,16 @@ void kv_space_cancel(struct kv_space *space, const struct kv_extent *extents, si
 		kv_space_move(space, &extents[i], KV_BLOCK_BUSY, KV_BLOCK_FREE);
 }
 
+void kv_space_renew(struct kv_space *space, const struct kv_extent *extents, size_t count)
+{
+	KV_LOCKED(&space->lock);
+
+	for (size_t i = 0; i < count; i++) {
+		kv_space_move(space, &extents[i], KV_BLOCK_BUSY, KV_BLOCK_FREE);
+		space->reserved += extents[i].count;
+	}
+}
+
 void kv_space_release(struct kv_space *space, struct kv_freed *freed)
 {
 	KV_LOCKED(&space->lock);

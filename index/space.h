@@ -44,6 +44,10 @@ int kv_space_alloc(struct kv_space *space, uint16_t device, uint32_t blocks, uin
 /* Returns allocated extents that were never committed; they are free at once. */
 void kv_space_cancel(struct kv_space *space, const struct kv_extent *extents, size_t count);
 
+/* The same, but the blocks stay promised to the caller: they can be allocated again without fail.
+ */
+void kv_space_renew(struct kv_space *space, const struct kv_extent *extents, size_t count);
+
 /* Takes over FREED (and empties it): its blocks become free when its operation is durable. Never
  * waits. */
 void kv_space_release(struct kv_space *space, struct kv_freed *freed);

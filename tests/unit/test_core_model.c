@@ -10,7 +10,8 @@
 
 struct model {
 	uint8_t *bytes;
-	bool *blocks; /* present */
+	bool *blocks;    /* present */
+	bool *allocated; /* by fallocate */
 	uint64_t size;
 };
 
@@ -23,21 +24,25 @@ static void model_init(struct model *model)
 {
 	model->bytes = calloc(1, SPACE_MIB * MIB);
 	model->blocks = calloc(limit_blocks(), sizeof(bool));
+	model->allocated = calloc(limit_blocks(), sizeof(bool));
 	model->size = 0;
 	assert_non_null(model->bytes);
 	assert_non_null(model->blocks);
+	assert_non_null(model->allocated);
 }
 
 static void model_free(struct model *model)
 {
 	free(model->bytes);
 	free(model->blocks);
+	free(model->allocated);
 }
 
 static void model_copy(struct model *to, const struct model *from)
 {
 	memcpy(to->bytes, from->bytes, SPACE_MIB * MIB);
 	memcpy(to->blocks, from->blocks, limit_blocks() * sizeof(bool));
+	memcpy(to->allocated, from->allocated, limit_blocks() * sizeof(bool));
 	to->size = from->size;
 }
 
@@ -47,12 +52,18 @@ static void model_present(struct model *model, uint64_t offset, uint64_t length)
 		model->blocks[b] = true;
 }
 
+static void model_allocate(struct model *model, uint64_t offset, uint64_t length)
+{
+	for (uint64_t b = offset / KV_BLOCK_SIZE; b * KV_BLOCK_SIZE < offset + length; b++)
+		model->allocated[b] = true;
+}
+
 static uint64_t model_count(const struct model *model)
 {
 	uint64_t count = 0;
 
 	for (uint64_t b = 0; b < limit_blocks(); b++)
-		count += model->blocks[b];
+		count += model->blocks[b] || model->allocated[b];
 	return count;
 }
 
@@ -62,21 +73,24 @@ static void model_punch(struct model *model, uint64_t offset, uint64_t length)
 	memset(model->bytes + offset, 0, length);
 	for (uint64_t b = kv_div_round_up(offset, KV_BLOCK_SIZE);
 		(b + 1) * KV_BLOCK_SIZE <= offset + length; b++)
-		model->blocks[b] = false;
+		model->blocks[b] = model->allocated[b] = false;
 }
 
 static void model_truncate(struct model *model, uint64_t size)
 {
-	if (size < model->size)
+	if (size <= model->size)
 		model_punch(model, size, SPACE_MIB * MIB - size);
 	model->size = size;
 }
 
-/* What publishing leaves: nothing behind the end. */
-static void model_publish(struct model *model)
+/* What publishing leaves: nothing behind the end, and nothing that is only allocated unless the
+ * writer goes on. */
+static void model_publish(struct model *model, bool goes_on)
 {
 	for (uint64_t b = kv_div_round_up(model->size, KV_BLOCK_SIZE); b < limit_blocks(); b++)
 		model->blocks[b] = false;
+	if (!goes_on)
+		memset(model->allocated, 0, limit_blocks() * sizeof(bool));
 }
 
 static uint64_t model_seek(const struct model *model, uint64_t offset, bool data)
@@ -152,12 +166,12 @@ static void change(struct kv_version *version, struct model *model, uint64_t *se
 		model_truncate(model, offset);
 	} else if (kind < 8) {
 		assert_int_equal(kv_version_allocate(version, 0, offset, length), 0);
-		model_present(model, offset, length);
+		model_allocate(model, offset, length);
 		model->size = kv_max_u64(model->size, offset + length);
 	} else if (kind < 9) {
 		assert_int_equal(
 			kv_version_allocate(version, FALLOC_FL_KEEP_SIZE, offset, length), 0);
-		model_present(model, offset, length);
+		model_allocate(model, offset, length);
 	} else if (kind < 11) {
 		assert_int_equal(
 			kv_version_allocate(version, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -167,8 +181,8 @@ static void change(struct kv_version *version, struct model *model, uint64_t *se
 	} else {
 		assert_int_equal(
 			kv_version_allocate(version, FALLOC_FL_ZERO_RANGE, offset, length), 0);
-		memset(model->bytes + offset, 0, length);
-		model_present(model, offset, length);
+		model_punch(model, offset, length);
+		model_allocate(model, offset, length);
 		model->size = kv_max_u64(model->size, offset + length);
 	}
 	expect_range(version, model, unit_random(seed) % (SPACE_MIB * MIB - MIB), 200000);
@@ -193,8 +207,11 @@ static void run_model(uint64_t seed, uint64_t dram, unsigned devices)
 		assert_int_equal(unit_attr(version).blocks, model_count(&model));
 		if (unit_random(&seed) % 20)
 			continue;
-		assert_int_equal(kv_version_publish(version), 0);
-		model_publish(&model);
+		bool goes_on = unit_random(&seed) % 2;
+		assert_int_equal(goes_on ? kv_version_publish_and_go_on(version)
+					 : kv_version_publish(version),
+			0);
+		model_publish(&model, goes_on);
 		if (unit_random(&seed) % 2)
 			assert_int_equal(kv_version_sync(version), 0);
 		expect_all(version, &model);
@@ -204,11 +221,14 @@ static void run_model(uint64_t seed, uint64_t dram, unsigned devices)
 		}
 		old = version;
 		model_copy(&old_model, &model);
+		model_publish(&old_model, false);
 		version = unit_new(file, old);
+		if (goes_on)
+			kv_version_continue(version, old);
 	}
 	expect_all(version, &model);
 	assert_int_equal(kv_version_publish(version), 0);
-	model_publish(&model);
+	model_publish(&model, false);
 	kv_version_unref(old);
 	kv_version_unref(version);
 	kv_file_put(file);
