@@ -210,6 +210,13 @@ int kv_version_backing(struct kv_version *version);
 
 /* Reads up to SIZE bytes: short only at the end of the file. Waits for fills. -EIO. */
 ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset);
+/*
+ * The same for O_DIRECT: whole chunks that are not in DRAM are read past it. A piece of one brings
+ * it in, for its checksum is the chunk's and the reader may come for the rest; but it is the first
+ * to go.
+ */
+ssize_t kv_version_read_direct(
+	struct kv_version *version, void *ret_memory, size_t size, uint64_t offset);
 
 /*
  * The same without a copy: the bytes [OFFSET, OFFSET + SIZE) of a published version, as far as it

@@ -99,13 +99,15 @@ static bool reply_lent(fuse_req_t req, struct kv_version *version, size_t size, 
 	return true;
 }
 
-static void reply_copied(fuse_req_t req, struct kv_version *version, size_t size, uint64_t offset)
+static void reply_copied(
+	fuse_req_t req, struct kv_version *version, size_t size, uint64_t offset, bool direct)
 {
 	void *buffer = read_buffer(kv_daemon_of(req), size);
 	ssize_t n = buffer ? 0 : -ENOMEM;
 
 	if (buffer && version)
-		n = kv_version_read(version, buffer, size, offset);
+		n = direct ? kv_version_read_direct(version, buffer, size, offset)
+			   : kv_version_read(version, buffer, size, offset);
 	if (n < 0)
 		kv_reply_error(req, (int)n);
 	else
@@ -118,8 +120,11 @@ static void op_read(
 	struct kv_version *version = version_to_read(kv_daemon_of(req), kv_handle_of(fi));
 
 	(void)id;
-	if (!reply_lent(req, version, size, (uint64_t)offset))
-		reply_copied(req, version, size, (uint64_t)offset);
+	/* The kernel sends the flags as they are now, after F_SETFL. What the owner of a pool reads
+	 * by O_DIRECT does not come into DRAM for that. */
+	bool direct = fi->flags & O_DIRECT && !kv_handle_of(fi)->version;
+	if (direct || !reply_lent(req, version, size, (uint64_t)offset))
+		reply_copied(req, version, size, (uint64_t)offset, direct);
 	kv_version_unref(version);
 }
 

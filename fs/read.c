@@ -35,6 +35,12 @@ static uint32_t window(const struct kv_core *core, uint32_t most)
 	return (uint32_t)kv_min_u64(kv_max_u64(share, 1), most);
 }
 
+struct reading {
+	struct kv_version *version; /* counted */
+	bool direct;                /* O_DIRECT */
+	unsigned fills;
+};
+
 /* Lock held. Keeps a resident chunk in the object while bytes up to TO are read from it. */
 static void pin(struct kv_version *version, struct kv_slot *slot, uint32_t to)
 {
@@ -58,13 +64,20 @@ static void unpin(struct kv_version *version, uint32_t number)
 }
 
 /* Copies out of the object. Lock held; comes back unlocked. */
-static int read_resident(struct kv_version *version, struct kv_slot *slot,
-	const struct kv_span *span, void *ret_memory)
+static int read_resident(
+	struct reading *reading, struct kv_slot *slot, const struct kv_span *span, void *ret_memory)
 {
+	struct kv_version *version = reading->version;
 	uint64_t offset = ((uint64_t)span->chunk << KV_CHUNK_SHIFT) + span->from;
 	int r;
 
+	bool used = slot->flags & KV_SLOT_USED;
+
 	pin(version, slot, span->to);
+	/* An O_DIRECT reader has a cache of his own: what was brought in for him is the first to
+	 * go. */
+	if (reading->direct && (reading->fills > 0 || !used))
+		slot->flags &= (uint16_t)~KV_SLOT_USED;
 	(void)pthread_mutex_unlock(&version->lock);
 	r = kv_object_read(version->object, ret_memory, span->to - span->from, offset);
 	KV_LOCKED(&version->lock);
@@ -111,11 +124,6 @@ enum step {
 	STEP_AGAIN, /* something changed */
 };
 
-struct reading {
-	struct kv_version *version; /* counted */
-	unsigned fills;
-};
-
 static bool covers_used(const struct kv_version *version, const struct kv_span *span)
 {
 	uint64_t start = (uint64_t)span->chunk << KV_CHUNK_SHIFT;
@@ -138,7 +146,7 @@ static enum step look(
 	if (r < 0 || version->damaged) {
 		*ret_result = -EIO;
 	} else if (slot && kv_slot_is_resident(slot)) {
-		*ret_result = read_resident(version, slot, span, ret_memory);
+		*ret_result = read_resident(reading, slot, span, ret_memory);
 		return STEP_DONE;
 	} else if (state == KV_CHUNK_HOLE) {
 		memset(ret_memory, 0, span->to - span->from);
@@ -154,7 +162,8 @@ static enum step look(
 		return STEP_BASE;
 	} else if (slot->flags & KV_SLOT_FAILED && reading->fills > 0) {
 		*ret_result = -EIO;
-	} else if (reading->fills > FILLS_MAX || (version->direct && covers_used(version, span))) {
+	} else if (reading->fills > FILLS_MAX ||
+		   ((version->direct || reading->direct) && covers_used(version, span))) {
 		step = STEP_PAST;
 	} else {
 		step = STEP_FILL;
@@ -194,9 +203,10 @@ static int reading_step(
 	}
 }
 
-int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory)
+static int read_span(
+	struct kv_version *version, const struct kv_span *span, bool direct, void *ret_memory)
 {
-	struct reading reading = {.version = kv_version_ref(version)};
+	struct reading reading = {.version = kv_version_ref(version), .direct = direct};
 	bool done = false;
 	int r;
 
@@ -206,6 +216,11 @@ int kv_version_read_span(struct kv_version *version, const struct kv_span *span,
 	while (r == 0 && !done);
 	kv_version_unref(reading.version);
 	return r < 0 && r != -ENOMEM ? -EIO : r;
+}
+
+int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory)
+{
+	return read_span(version, span, false, ret_memory);
 }
 
 /* Lock held. How many chunks from NUMBER on, up to MOST, are there or on their way. */
@@ -268,7 +283,8 @@ static void begin_fills(struct kv_version *version, uint32_t first, uint32_t las
 		(void)kv_fill_begin(version, &ahead);
 }
 
-ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset)
+static ssize_t read_version(
+	struct kv_version *version, void *ret_memory, size_t size, uint64_t offset, bool direct)
 {
 	uint8_t *memory = ret_memory;
 	uint64_t end, at;
@@ -283,13 +299,25 @@ ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t siz
 		const struct kv_span span = kv_span_at(at, end - at);
 		uint32_t last = (uint32_t)((end - 1) >> KV_CHUNK_SHIFT);
 
-		begin_fills(version, span.chunk, last);
-		int r = kv_version_read_span(version, &span, memory + (at - offset));
+		if (!direct)
+			begin_fills(version, span.chunk, last);
+		int r = read_span(version, &span, direct, memory + (at - offset));
 		if (r < 0)
 			return r;
 		at += span.to - span.from;
 	}
 	return (ssize_t)(end - offset);
+}
+
+ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset)
+{
+	return read_version(version, ret_memory, size, offset, false);
+}
+
+ssize_t kv_version_read_direct(
+	struct kv_version *version, void *ret_memory, size_t size, uint64_t offset)
+{
+	return read_version(version, ret_memory, size, offset, true);
 }
 
 /* ---- Lending ---- */

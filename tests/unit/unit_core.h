@@ -254,6 +254,7 @@ struct unit_sizes {
 	uint64_t stream_above; /* 0: the default */
 	uint64_t quota;
 	unsigned devices; /* 0: embedded */
+	bool sparse;      /* devices are files with holes: larger than the disk they are on */
 };
 
 static inline void unit_init(struct unit *unit, struct unit_sizes sizes)
@@ -274,6 +275,12 @@ static inline void unit_init(struct unit *unit, struct unit_sizes sizes)
 	for (unsigned i = 0; i < sizes.devices; i++) {
 		(void)snprintf(paths[i], sizeof(paths[i]), "%s/device%u", unit->directory, i);
 		devices[i] = paths[i];
+		if (sizes.sparse) {
+			FILE *made = fopen(paths[i], "wx");
+			assert_non_null(made);
+			assert_int_equal(ftruncate(fileno(made), (off_t)sizes.store), 0);
+			assert_int_equal(fclose(made), 0);
+		}
 	}
 	const struct kv_store_format format = {
 		.ops = &unit->disk.ops,
