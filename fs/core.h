@@ -181,7 +181,8 @@ int kv_version_publish(struct kv_version *version);
  * for kv_version_continue or until kv_version_give_up.
  */
 int kv_version_publish_and_go_on(struct kv_version *version);
-/* VERSION, made from FROM just now, takes over what FROM was published with. */
+/* VERSION, made from FROM just now, takes over what FROM was published with: its promises, and
+ * its bytes in DRAM unless a reader has them. */
 void kv_version_continue(struct kv_version *version, struct kv_version *from);
 /* The writer of this published version does not go on. */
 void kv_version_give_up(struct kv_version *version);

@@ -172,8 +172,9 @@ struct kv_version {
 	bool direct;     /* all opens that are there are O_DIRECT and not admitted */
 	bool exposed;    /* a client may have the object's pages mapped: never punch */
 	bool damaged;
-	bool pinned;  /* segments in memory may differ from the index: never drop them */
-	bool dropped; /* settled without a commit because nobody can see it any more */
+	bool continues; /* its base was published by the same writer, who goes on */
+	bool pinned;    /* segments in memory may differ from the index: never drop them */
+	bool dropped;   /* settled without a commit because nobody can see it any more */
 	bool mtime_set;
 	bool ctime_set;
 	uint8_t depth; /* of uncommitted bases */
@@ -520,6 +521,8 @@ unsigned kv_promise_take(struct kv_version *version, uint32_t chunk, const struc
 void kv_promise_return(struct kv_version *version, uint32_t chunk, const struct kv_bits *bits);
 /* The same for a slot's FRESH extents. */
 void kv_promise_cancel(struct kv_version *version, uint32_t chunk, const struct kv_slot *slot);
+/* What FROM has is VERSION's, whose content is the same. Both locked. */
+void kv_promise_move(struct kv_version *version, struct kv_version *from);
 /* COUNT blocks that the caller has promised are for absent ones of the ranges now. */
 void kv_promise_keep(struct kv_version *version, uint64_t count);
 

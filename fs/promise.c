@@ -294,24 +294,13 @@ void kv_promise_cancel(struct kv_version *version, uint32_t chunk, const struct 
 
 /* ---- From version to version ---- */
 
-void kv_version_continue(struct kv_version *version, struct kv_version *from)
+void kv_promise_move(struct kv_version *version, struct kv_version *from)
 {
-	struct kv_range_tree ranges;
-	uint64_t unwritten;
-
-	{
-		KV_LOCKED(&from->lock);
-		assert(from->state != KV_VERSION_WRITING);
-		ranges = from->ranges;
-		unwritten = from->unwritten;
-		RB_INIT(&from->ranges);
-		from->unwritten = 0;
-	}
-	/* The content is the same, and with it what is missing of the ranges. */
-	KV_LOCKED(&version->lock);
-	assert(RB_EMPTY(&version->ranges) && version->base == from);
-	version->ranges = ranges;
-	version->unwritten = unwritten;
+	assert(RB_EMPTY(&version->ranges));
+	version->ranges = from->ranges;
+	version->unwritten = from->unwritten;
+	RB_INIT(&from->ranges);
+	from->unwritten = 0;
 }
 
 void kv_version_give_up(struct kv_version *version)

@@ -37,6 +37,7 @@ static uint32_t window(const struct kv_core *core, uint32_t most)
 
 struct reading {
 	struct kv_version *version; /* counted */
+	struct kv_version *keeper;  /* counted: what is brought in is kept here; NULL: in VERSION */
 	bool direct;                /* O_DIRECT */
 	unsigned fills;
 };
@@ -155,9 +156,14 @@ static enum step look(
 		step = STEP_AGAIN;
 	} else if (state == KV_CHUNK_BASE) {
 		struct kv_version *base = kv_version_ref(version->base);
+		/* It outlives its base, which nobody but its writer may be reading. */
+		bool keeps = version->continues && version->state == KV_VERSION_WRITING;
 
 		(void)pthread_mutex_unlock(&version->lock);
-		kv_version_unref(version);
+		if (keeps && !reading->keeper)
+			reading->keeper = version;
+		else
+			kv_version_unref(version);
 		reading->version = base;
 		return STEP_BASE;
 	} else if (slot->flags & KV_SLOT_FAILED && reading->fills > 0) {
@@ -172,6 +178,27 @@ static enum step look(
 	return step;
 }
 
+/* Brings the chunk in; goes back to the keeper's view of it. */
+static int fill(struct reading *reading, const struct kv_span *span)
+{
+	const struct kv_fill_range range = {
+		.first = span->chunk,
+		.count = 1,
+		.patience_ms = READ_PATIENCE_MS,
+	};
+	int r;
+
+	reading->fills++;
+	if (reading->keeper) {
+		kv_version_unref(reading->version);
+		reading->version = kv_steal_ptr(&reading->keeper);
+	}
+	r = kv_fill_begin(reading->version, &range);
+	if (r == -EAGAIN)
+		reading->fills = FILLS_MAX + 1;
+	return r == -EAGAIN ? 0 : r;
+}
+
 static int reading_step(
 	struct reading *reading, const struct kv_span *span, void *ret_memory, bool *ret_done)
 {
@@ -182,18 +209,8 @@ static int reading_step(
 	case STEP_DONE:
 		*ret_done = true;
 		return r;
-	case STEP_FILL: {
-		const struct kv_fill_range range = {
-			.first = span->chunk,
-			.count = 1,
-			.patience_ms = READ_PATIENCE_MS,
-		};
-		reading->fills++;
-		r = kv_fill_begin(version, &range);
-		if (r == -EAGAIN)
-			reading->fills = FILLS_MAX + 1;
-		return r == -EAGAIN ? 0 : r;
-	}
+	case STEP_FILL:
+		return fill(reading, span);
 	case STEP_PAST:
 		r = read_past(version, span, ret_memory);
 		*ret_done = r != -EAGAIN;
@@ -215,6 +232,7 @@ static int read_span(
 		r = reading_step(&reading, span, ret_memory, &done);
 	while (r == 0 && !done);
 	kv_version_unref(reading.version);
+	kv_version_unref(reading.keeper);
 	return r < 0 && r != -ENOMEM ? -EIO : r;
 }
 

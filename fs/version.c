@@ -221,6 +221,73 @@ int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_vers
 	return 0;
 }
 
+/* Both locked. Slots for all chunks that FROM has in DRAM, so that what follows cannot fail. */
+static int prepare_slots(struct kv_version *version, struct kv_version *from)
+{
+	struct kv_segment *segment;
+	struct kv_slot *slot;
+	int r = 0;
+
+	RB_FOREACH (segment, kv_segment_tree, &from->segments) {
+		for (uint32_t i = 0; i < segment->capacity && r == 0; i++)
+			if (segment->slots[i].charge > 0)
+				r = kv_slot_get(
+					version, segment->number * KV_SEGMENT_CHUNKS + i, &slot);
+	}
+	return r;
+}
+
+/*
+ * Both locked. FROM's object becomes VERSION's if nobody else uses it: its chunks are copies of
+ * what VERSION has in its base, and FROM can read its own from the devices. So a writer that syncs
+ * now and then does not lose what it has in DRAM, and it costs a look at each resident chunk.
+ */
+static void take_object(struct kv_version *version, struct kv_version *from)
+{
+	struct kv_segment *segment;
+
+	if (!from->object || from->state != KV_VERSION_COMMITTED || from->opens > 0 ||
+		from->busy > 0 || from->exposed || from->backing > 0 || version->object ||
+		prepare_slots(version, from) < 0)
+		return;
+	RB_FOREACH (segment, kv_segment_tree, &from->segments) {
+		for (uint32_t i = 0; i < segment->capacity; i++) {
+			struct kv_slot *theirs = &segment->slots[i];
+			struct kv_slot *ours =
+				kv_slot_find(version, segment->number * KV_SEGMENT_CHUNKS + i);
+
+			if (!theirs->charge)
+				continue;
+			assert(ours->state == KV_CHUNK_BASE);
+			ours->flags |= KV_SLOT_RESIDENT | (theirs->flags & KV_SLOT_USED);
+			ours->charge = theirs->charge;
+			theirs->charge = 0;
+			if (theirs->state == KV_CHUNK_HOT)
+				theirs->state = KV_CHUNK_COLD;
+		}
+	}
+	version->object = kv_steal_ptr(&from->object);
+	version->object_size = from->object_size;
+	version->charged = from->charged;
+	from->object_size = from->charged = 0;
+	from->all_hot = false;
+	kv_version_relist_locked(from, false);
+	kv_version_relist_locked(version, true);
+}
+
+void kv_version_continue(struct kv_version *version, struct kv_version *from)
+{
+	KV_LOCKED(&version->lock);
+
+	assert(version->base == from);
+	(void)pthread_mutex_lock(&from->lock);
+	assert(from->state != KV_VERSION_WRITING);
+	version->continues = true;
+	kv_promise_move(version, from);
+	take_object(version, from);
+	(void)pthread_mutex_unlock(&from->lock);
+}
+
 void kv_version_attr(struct kv_version *version, struct kv_version_attr *ret_attr)
 {
 	KV_LOCKED(&version->lock);

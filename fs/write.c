@@ -329,6 +329,7 @@ static int prepare_base(
 	struct kv_version *version = writer->version;
 	int r = kv_chunk_bits(version, number, ret_bits);
 	unsigned end = kv_bits_end(ret_bits);
+	bool there = false;
 
 	if (r < 0 || end == 0)
 		return r;
@@ -340,10 +341,12 @@ static int prepare_base(
 		KV_LOCKED(&version->lock);
 
 		r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
+		/* BUSY as the slot is, it cannot be punched. */
+		there = kv_slot_find(version, number)->flags & KV_SLOT_RESIDENT;
 		if (r == 0)
 			r = grow(version, number, charge_wanted(version, &whole));
 	}
-	return r == 0 && content ? copy_base(version, number, end) : r;
+	return r == 0 && content && !there ? copy_base(version, number, end) : r;
 }
 
 /* Makes a BASE chunk the version's own. CONTENT: with its bytes. The slot is BUSY by the caller. */

@@ -468,6 +468,60 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	unit_done(&unit);
 }
 
+/* What a pool has in DRAM stays there when it is synced, unless a reader has it; and what is read
+ * after that stays too. */
+static void test_core_pools__fsync_keeps_what_is_in_dram(void **state)
+{
+	struct unit unit;
+	enum kv_access access;
+	uint64_t fills, charge;
+
+	(void)state;
+	unit_init(&unit, (struct unit_sizes){.store = 200 * MIB, .dram = 64 * MIB});
+	struct pool pool = pool_new(&unit, "pool", 24 * MIB);
+	assert_int_equal(unit_write_pattern(pool.version, 20 * MIB, 0, 1), 0);
+	pool_sync(&pool);
+	charge = charged(&unit);
+	fills = kv_stat_get(&unit.stats.fill_bytes);
+	for (unsigned i = 0; i < 4; i++) {
+		unit_expect_pattern(pool.version, 19 * MIB, MIB, 1);
+		assert_int_equal(unit_write_pattern(pool.version, 5000, 100 + i, 2 + i), 0);
+		unit_expect_pattern(pool.version, 5000, 100 + i, 2 + i);
+		unit_expect_pattern(pool.version, MIB - 6000, 6000, 1);
+		pool_sync(&pool);
+		assert_int_equal(charged(&unit), charge);
+	}
+	expect_zeros(pool.version, 4 * MIB, 20 * MIB);
+	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
+	/* A reader keeps his object, and his bytes. */
+	struct kv_version *read = unit_current(pool.file);
+	assert_int_equal(kv_version_open(read, false, &access), 0);
+	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, 2 * MIB, 9), 0);
+	pool_sync(&pool);
+	unit_expect_pattern(read, 19 * MIB, MIB, 1);
+	unit_expect_pattern(pool.version, 3 * MIB, 2 * MIB, 9);
+	unit_expect_pattern(pool.version, 15 * MIB, 5 * MIB, 1);
+	kv_version_close(read);
+	kv_version_unref(read);
+	/* Read by now into what the writer keeps. */
+	pool_sync(&pool);
+	fills = kv_stat_get(&unit.stats.fill_bytes);
+	unit_expect_pattern(pool.version, 15 * MIB, 5 * MIB, 1);
+	assert_int_equal(unit_write_pattern(pool.version, 1, 7 * MIB, 3), 0);
+	assert_int_equal(kv_version_truncate(pool.version, 8 * MIB + 5), 0);
+	assert_int_equal(kv_version_truncate(pool.version, 24 * MIB), 0);
+	expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
+	unit_expect_pattern(pool.version, 5, 8 * MIB, 1);
+	pool_sync(&pool);
+	unit_expect_pattern(pool.version, MIB - 1, 7 * MIB + 1, 1);
+	expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
+	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
+	pool_end(&unit, &pool, "pool");
+	unit_expect_used(&unit, 0);
+	assert_int_equal(charged(&unit), 0);
+	unit_done(&unit);
+}
+
 /* ---- The tiers ---- */
 
 /* O_DIRECT reads of whole cold chunks of a pool do not bring them into DRAM; those of pieces do. */
@@ -625,6 +679,7 @@ int main(void)
 		cmocka_unit_test(test_core_pools__clone_into_a_range),
 		cmocka_unit_test(test_core_pools__promise_outlives_fsync),
 		cmocka_unit_test(test_core_pools__fsync_costs_what_changed),
+		cmocka_unit_test(test_core_pools__fsync_keeps_what_is_in_dram),
 		cmocka_unit_test(test_core_pools__direct_reads_do_not_admit),
 		cmocka_unit_test(test_core_pools__evicted_whole_or_not),
 		cmocka_unit_test(test_core_pools__threads),
