@@ -450,15 +450,20 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	}
 	unit_expect_pattern(pool.version, 4096, 40 * MIB + 8192, 2);
 	/* A version that cuts the file, then one that replaces it all. */
+	struct kv_version *second = unit_current(pool.file);
 	assert_int_equal(kv_version_truncate(pool.version, 100 * MIB), 0);
 	pool_sync(&pool);
 	unit_expect_pattern(first, 3 * MIB, 200 * MIB, 1);
+	unit_expect_pattern(second, 3 * MIB, 200 * MIB, 1);
 	kv_version_unref(pool.version);
 	pool.version = unit_new(pool.file, NULL);
 	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, 0, 77), 0);
 	pool_sync(&pool);
 	unit_expect_pattern(first, 256 * MIB, 0, 1);
+	unit_expect_pattern(second, MIB, 66 * MIB, 12);
+	unit_expect_pattern(second, 90 * MIB, 166 * MIB, 1);
 	kv_version_unref(first);
+	kv_version_unref(second);
 	pool_end(&unit, &pool, "pool");
 	for (unsigned i = 0; i < 6; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
@@ -515,6 +520,23 @@ static void test_core_pools__fsync_keeps_what_is_in_dram(void **state)
 	pool_sync(&pool);
 	unit_expect_pattern(pool.version, MIB - 1, 7 * MIB + 1, 1);
 	expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
+	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
+	pool_close(&pool);
+	/* A pool that was cold: what is read after its first sync stays for the next ones. */
+	unit_chill(&unit);
+	pool.file = unit_file(&unit, pool.ino);
+	kv_file_opened(pool.file);
+	struct kv_version *cold = unit_current(pool.file);
+	pool.version = unit_new(pool.file, cold);
+	kv_version_unref(cold);
+	assert_int_equal(unit_write_pattern(pool.version, MIB, 0, 5), 0);
+	pool_sync(&pool);
+	unit_expect_pattern(pool.version, 2 * MIB, 5 * MIB, 1);
+	assert_int_equal(unit_write_pattern(pool.version, 1, 0, 5), 0);
+	pool_sync(&pool);
+	fills = kv_stat_get(&unit.stats.fill_bytes);
+	unit_expect_pattern(pool.version, 2 * MIB, 5 * MIB, 1);
+	unit_expect_pattern(pool.version, MIB, 0, 5);
 	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
 	pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
