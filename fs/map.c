@@ -384,8 +384,15 @@ int kv_map_rebase(struct kv_version *version)
 
 	/* First of all: from now on the extents are the index's, whatever else goes wrong. */
 	RB_FOREACH (segment, kv_segment_tree, &version->segments) {
-		for (uint32_t i = 0; i < segment->capacity; i++)
-			segment->slots[i].flags &= (uint16_t) ~(KV_SLOT_FRESH | KV_SLOT_SHARED);
+		for (uint32_t i = 0; i < segment->capacity; i++) {
+			struct kv_slot *slot = &segment->slots[i];
+
+			slot->flags &= (uint16_t) ~(KV_SLOT_FRESH | KV_SLOT_SHARED);
+			/* All of it was punched: there was nothing to write. DIRTY would mean that
+			 * its content is in the object for ever. */
+			if (slot->state == KV_CHUNK_DIRTY)
+				slot->state = KV_CHUNK_HOLE;
+		}
 	}
 	for (segment = RB_MIN(kv_segment_tree, &version->segments); segment && r >= 0;
 		segment = next) {

@@ -473,6 +473,32 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	unit_done(&unit);
 }
 
+/* A chunk that was written and then punched is a hole for ever, also when its DRAM is gone. */
+static void test_core_pools__punched_chunks_after_sync(void **state)
+{
+	struct unit unit;
+
+	(void)state;
+	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB});
+	struct pool pool = pool_new(&unit, "pool", 4 * MIB);
+	assert_int_equal(unit_write_pattern(pool.version, 4 * MIB, 0, 1), 0);
+	assert_int_equal(kv_version_allocate(pool.version, PUNCH, MIB, MIB - 1), 0);
+	assert_int_equal(kv_version_allocate(pool.version, PUNCH, MIB + 5, MIB - 5), 0);
+	assert_int_equal(kv_version_publish_and_go_on(pool.version), 0);
+	assert_int_equal(kv_version_sync(pool.version), 0);
+	struct kv_version *published = kv_version_ref(pool.version);
+	kv_version_unref(pool.version);
+	pool.version = unit_new(pool.file, published);
+	kv_version_continue(pool.version, published);
+	expect_zeros(published, MIB, MIB);
+	expect_zeros(pool.version, MIB, MIB);
+	unit_expect_pattern(published, MIB, 2 * MIB, 1);
+	kv_version_unref(published);
+	pool_end(&unit, &pool, "pool");
+	unit_expect_used(&unit, 0);
+	unit_done(&unit);
+}
+
 /* What a pool has in DRAM stays there when it is synced, unless a reader has it; and what is read
  * after that stays too. */
 static void test_core_pools__fsync_keeps_what_is_in_dram(void **state)
@@ -701,6 +727,7 @@ int main(void)
 		cmocka_unit_test(test_core_pools__clone_into_a_range),
 		cmocka_unit_test(test_core_pools__promise_outlives_fsync),
 		cmocka_unit_test(test_core_pools__fsync_costs_what_changed),
+		cmocka_unit_test(test_core_pools__punched_chunks_after_sync),
 		cmocka_unit_test(test_core_pools__fsync_keeps_what_is_in_dram),
 		cmocka_unit_test(test_core_pools__direct_reads_do_not_admit),
 		cmocka_unit_test(test_core_pools__evicted_whole_or_not),
