@@ -59,6 +59,17 @@ bool kv_node_is_own(const struct kv_node *node, pid_t pid)
 							kv_caller_process(pid) == node->writer);
 }
 
+/* Its publish failed: what it had is lost, and what would be written on top of that torn. */
+static bool is_lost(const struct kv_node *node)
+{
+	struct kv_version_attr attr;
+
+	if (node->active || !node->version)
+		return false;
+	kv_version_attr(node->version, &attr);
+	return !attr.published;
+}
+
 int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool truncate)
 {
 	struct kv_version *base = NULL;
@@ -72,6 +83,8 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 	node->pending_since_ns = 0;
 	if (node->version && node->active)
 		return truncate ? kv_version_truncate(node->version, 0) : 0;
+	if (is_lost(node) && !truncate)
+		return -EIO;
 	if (truncate)
 		base = NULL;
 	else if (node->version)
@@ -172,7 +185,7 @@ int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force)
 	int r;
 
 	if (!node->active || !node->version)
-		return 0;
+		return is_lost(node) ? -EIO : 0;
 	kv_version_attr(node->version, &attr);
 	if (!attr.changed && !force)
 		return 0;

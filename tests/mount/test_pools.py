@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from data import GIB, MIB, blob, get, put, put_synced
-from procs import eventually, parallel
+from procs import eventually, parallel, run
 from syscalls import (
     FALLOC_KEEP_SIZE,
     FALLOC_PUNCH_HOLE,
@@ -484,3 +484,53 @@ def test_writers_go_on_during_fsync(fresh):
     kv.mount()
     assert os.stat(kv.mnt / "pool").st_size == 96 * MIB
     assert kv.counter("checksum_errors") == 0
+
+
+# ---- Trouble ----
+
+@pytest.fixture
+def small_disk():
+    """Makes a folder in a filesystem of its own that holds SIZE bytes."""
+    made = []
+
+    def make(path, size):
+        path.mkdir()
+        run("mount", "-t", "tmpfs", "-o", f"size={size}", "kvfs-test", path)
+        made.append(path)
+        return path
+
+    yield make
+    for path in made:
+        run("umount", "-l", path)
+
+
+def test_a_pool_whose_device_fails(small_disk, fresh):
+    """What could not be written is lost, and said so, call by call; the mount goes on."""
+    kv = fresh(mount=False, format=False, dram="32M")
+    device = small_disk(kv.home / "disk", 48 * MIB) / "device"
+    with open(device, "wb") as f:
+        f.truncate(512 * MIB)
+    kv.devices = [device]
+    kv.format()
+    kv.mount()
+    kv.expect_errors("write failed|version lost|device gets no more")
+    put_synced(kv.mnt / "before", blob(1, MIB))
+    fd = new_pool(kv.mnt / "pool")
+    fallocate(fd, 0, 0, 128 * MIB)
+    failed = 0
+    for number in range(64):
+        try:
+            os.pwrite(fd, blob(number, 2 * MIB), number * 2 * MIB)
+        except OSError as e:
+            assert e.errno == errno.EIO
+            failed += 1
+    assert failed > 0
+    fails(errno.EIO, os.fsync, fd)
+    fails(errno.EIO, os.pwrite, fd, b"x", 0)
+    fails(errno.EIO, os.fsync, fd)
+    fails(errno.EIO, os.pwrite, fd, b"x", 0)
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    assert get(kv.mnt / "before") == blob(1, MIB)
+    assert os.listdir(kv.mnt) == ["before"]
+    eventually(lambda: kv.status()["store_reserved"] == 0, what="the end of the promise")
