@@ -157,6 +157,25 @@ static bool index_agrees(struct kv_version *base, uint32_t number)
 }
 
 /*
+ * The first chunk from NUMBER on, or END, for which the index may have something else than BASE.
+ * Segments that are not in memory are as in the index: commits load those that they change.
+ */
+static uint32_t next_in_doubt(struct kv_version *base, uint32_t number, uint32_t end)
+{
+	struct kv_segment key = {.number = number / KV_SEGMENT_CHUNKS};
+	KV_LOCKED(&base->lock);
+	const struct kv_segment *segment;
+
+	if (!base->from_index)
+		return number;
+	segment = RB_NFIND(kv_segment_tree, &base->segments, &key);
+	if (!segment)
+		return end;
+	return (uint32_t)kv_min_u64(
+		end, kv_max_u64(number, (uint64_t)segment->number * KV_SEGMENT_CHUNKS));
+}
+
+/*
  * Another version was published between BASE and VERSION: chunks that are still BASE must be in the
  * index as BASE has them, or become VERSION's own.
  */
@@ -166,7 +185,8 @@ static int resolve_base(struct kv_version *version)
 	uint32_t end = version->base_chunks;
 	int r = 0;
 
-	for (uint32_t i = 0; i < end && r == 0; i++) {
+	for (uint32_t i = next_in_doubt(version->base, 0, end); i < end && r == 0;
+		i = next_in_doubt(version->base, i + 1, end)) {
 		(void)pthread_mutex_lock(&version->lock);
 		bool is_base = kv_slot_state(version, i) == KV_CHUNK_BASE;
 		(void)pthread_mutex_unlock(&version->lock);
@@ -180,24 +200,16 @@ static int resolve_base(struct kv_version *version)
 /* Returns an error if VERSION cannot be what it was meant to be. */
 static int settle_base(struct kv_version *version)
 {
-	struct kv_version *base = version->base, *older;
-	struct kv_shard *shard = kv_shard_of(version->file->core, version->file->ino);
-	bool direct;
+	struct kv_version *base = version->base;
 
-	if (!base)
+	/* By number: one that came between and was committed may be gone from the list by now. */
+	if (!base || version->number == base->number + 1)
 		return 0;
-	(void)pthread_mutex_lock(&shard->lock);
-	older = TAILQ_PREV(version, kv_version_queue, sibling);
-	direct = older == base;
-	(void)pthread_mutex_unlock(&shard->lock);
-	if (!direct) {
-		wait_for_earlier(version);
-		(void)pthread_mutex_lock(&base->lock);
-		int r = kv_version_failure_locked(base);
-		(void)pthread_mutex_unlock(&base->lock);
-		return r < 0 ? r : resolve_base(version);
-	}
-	return 0;
+	wait_for_earlier(version);
+	(void)pthread_mutex_lock(&base->lock);
+	int r = kv_version_failure_locked(base);
+	(void)pthread_mutex_unlock(&base->lock);
+	return r < 0 ? r : resolve_base(version);
 }
 
 static void work_off(struct kv_worker *worker, struct kv_version **versions, unsigned count)

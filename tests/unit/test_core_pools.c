@@ -473,6 +473,63 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	unit_done(&unit);
 }
 
+/* Two versions of a huge pool made from the same one: the last publish wins whole, and it costs a
+ * look at what the other changed. */
+static void test_core_pools__two_writers(void **state)
+{
+	struct unit unit;
+	const uint64_t far = TIB - 5 * MIB;
+
+	(void)state;
+	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB});
+	struct pool pool = pool_new(&unit, "pool", 0);
+	assert_int_equal(kv_version_truncate(pool.version, TIB), 0);
+	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, 0, 1), 0);
+	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, far, 1), 0);
+	pool_sync(&pool);
+	pool_close(&pool);
+	unit_chill(&unit);
+	pool.file = unit_file(&unit, pool.ino);
+	kv_file_opened(pool.file);
+	struct kv_version *base = unit_current(pool.file);
+	for (unsigned i = 0; i < 3; i++) {
+		struct kv_version *one = unit_new(pool.file, base);
+
+		pool.version = unit_new(pool.file, base);
+		assert_int_equal(unit_write_pattern(one, MIB, far + MIB, 10 + i), 0);
+		assert_int_equal(unit_write_pattern(one, MIB, TIB / 2 + i * MIB, 10 + i), 0);
+		assert_int_equal(kv_version_publish(one), 0);
+		assert_int_equal(kv_version_sync(one), 0);
+		unit_expect_pattern(one, MIB, far + MIB, 10 + i);
+		unit_expect_pattern(one, MIB, TIB / 2 + i * MIB, 10 + i);
+		kv_version_unref(one);
+		assert_int_equal(unit_write_pattern(pool.version, MIB, 0, 20 + i), 0);
+		assert_int_equal(kv_version_publish(pool.version), 0);
+		assert_int_equal(kv_version_sync(pool.version), 0);
+		unit_expect_pattern(pool.version, MIB, 0, 20 + i);
+		unit_expect_pattern(pool.version, 2 * MIB, MIB, 1);
+		unit_expect_pattern(pool.version, 3 * MIB, far, 1);
+		expect_zeros(pool.version, 3 * MIB, TIB / 2);
+		kv_version_unref(pool.version);
+		unit_expect_pattern(base, 3 * MIB, 0, 1);
+		unit_expect_pattern(base, 3 * MIB, far, 1);
+	}
+	pool.version = base;
+	pool_close(&pool);
+	unit_chill(&unit);
+	pool.file = unit_file(&unit, pool.ino);
+	pool.version = unit_current(pool.file);
+	unit_expect_pattern(pool.version, MIB, 0, 22);
+	unit_expect_pattern(pool.version, 3 * MIB, far, 1);
+	expect_zeros(pool.version, 3 * MIB, TIB / 2);
+	assert_int_equal(unit_attr(pool.version).blocks, 6 * 256);
+	kv_version_unref(pool.version);
+	kv_file_put(pool.file);
+	unit_unlink(&unit, "pool");
+	unit_expect_used(&unit, 0);
+	unit_done(&unit);
+}
+
 /* A chunk that was written and then punched is a hole for ever, also when its DRAM is gone. */
 static void test_core_pools__punched_chunks_after_sync(void **state)
 {
@@ -727,6 +784,7 @@ int main(void)
 		cmocka_unit_test(test_core_pools__clone_into_a_range),
 		cmocka_unit_test(test_core_pools__promise_outlives_fsync),
 		cmocka_unit_test(test_core_pools__fsync_costs_what_changed),
+		cmocka_unit_test(test_core_pools__two_writers),
 		cmocka_unit_test(test_core_pools__punched_chunks_after_sync),
 		cmocka_unit_test(test_core_pools__fsync_keeps_what_is_in_dram),
 		cmocka_unit_test(test_core_pools__direct_reads_do_not_admit),
