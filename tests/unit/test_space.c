@@ -79,6 +79,28 @@ static void test_space__quota(void **state)
 	kv_space_cancel(unit->space, extents, 1);
 }
 
+/* Blocks that are renewed are promised again: nobody else gets them, whoever asks first. */
+static void test_space__renewed(void **state)
+{
+	struct unit *unit = *state;
+	struct kv_extent extents[100];
+
+	unit_close(unit);
+	unit->options.quota_blocks = 100;
+	unit_open(unit);
+	assert_int_equal(alloc_on(unit, 0, 60, extents), 1);
+	assert_int_equal(kv_space_reserve(unit->space, 40), 0);
+	kv_space_renew(unit->space, extents, 1);
+	assert_int_equal(unit_space(unit).busy, 0);
+	assert_int_equal(unit_space(unit).reserved, 100);
+	assert_int_equal(kv_space_reserve(unit->space, 1), -ENOSPC);
+	assert_int_equal(kv_space_alloc(unit->space, 0, 60, 0, extents), 1);
+	assert_int_equal(unit_space(unit).busy, 60);
+	assert_int_equal(unit_space(unit).reserved, 40);
+	kv_space_cancel(unit->space, extents, 1);
+	kv_space_unreserve(unit->space, 40);
+}
+
 /* Blocks come as one run on the device asked for, numbered from first_block on. */
 static void test_space__contiguous(void **state)
 {
@@ -439,6 +461,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(test_space__reserve),
 		TEST(test_space__quota),
+		TEST(test_space__renewed),
 		TEST(test_space__contiguous),
 		TEST(test_space__fills_to_the_last_block),
 		TEST(test_space__pieces),
