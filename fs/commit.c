@@ -178,8 +178,15 @@ static int changed_segments(struct kv_version *version, struct numbers *ret_numb
 	struct kv_segment *segment;
 	KV_LOCKED(&version->lock);
 
-	RB_FOREACH (segment, kv_segment_tree, &version->segments)
-		add_number(&numbers, segment->number);
+	RB_FOREACH (segment, kv_segment_tree, &version->segments) {
+		uint32_t i = 0;
+
+		/* Copies of what the base has are no change. */
+		while (i < segment->capacity && segment->slots[i].state == KV_CHUNK_BASE)
+			i++;
+		if (i < segment->capacity)
+			add_number(&numbers, segment->number);
+	}
 	if (numbers.failed) {
 		free(numbers.list);
 		return -ENOMEM;

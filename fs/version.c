@@ -229,10 +229,14 @@ static int prepare_slots(struct kv_version *version, struct kv_version *from)
 	int r = 0;
 
 	RB_FOREACH (segment, kv_segment_tree, &from->segments) {
-		for (uint32_t i = 0; i < segment->capacity && r == 0; i++)
-			if (segment->slots[i].charge > 0)
-				r = kv_slot_get(
-					version, segment->number * KV_SEGMENT_CHUNKS + i, &slot);
+		uint32_t count = segment->capacity;
+
+		while (count > 0 && !segment->slots[count - 1].charge)
+			count--;
+		/* The last one brings those before it. */
+		if (count > 0 && r == 0)
+			r = kv_slot_get(
+				version, segment->number * KV_SEGMENT_CHUNKS + count - 1, &slot);
 	}
 	return r;
 }
@@ -251,10 +255,10 @@ static void take_object(struct kv_version *version, struct kv_version *from)
 		prepare_slots(version, from) < 0)
 		return;
 	RB_FOREACH (segment, kv_segment_tree, &from->segments) {
+		struct kv_slot *first = kv_slot_find(version, segment->number * KV_SEGMENT_CHUNKS);
+
 		for (uint32_t i = 0; i < segment->capacity; i++) {
-			struct kv_slot *theirs = &segment->slots[i];
-			struct kv_slot *ours =
-				kv_slot_find(version, segment->number * KV_SEGMENT_CHUNKS + i);
+			struct kv_slot *theirs = &segment->slots[i], *ours = &first[i];
 
 			if (!theirs->charge)
 				continue;
