@@ -168,7 +168,7 @@ static unsigned evict_some(struct kv_core *core, uint64_t wanted, bool lease)
 
 	while (blocks < wanted && !atomic_load(&core->stopping)) {
 		ssize_t n = kv_index_oldest(
-			core->index, first ? NULL : &after, uses, CANDIDATES_AT_ONCE);
+			core->index, NULL, first ? NULL : &after, uses, CANDIDATES_AT_ONCE);
 		if (n <= 0)
 			break;
 		for (ssize_t i = 0; i < n && blocks < wanted; i++)

@@ -22,6 +22,7 @@ struct check {
 	struct kv_overlay shared; /* by REFCOUNT key: how many chunks hold the extent */
 	uint64_t inodes;
 	uint64_t held_inodes;
+	struct kv_domain_record *domains; /* what they should count */
 };
 
 static void report(struct check *check, const char *format, ...)
@@ -222,8 +223,12 @@ static int check_path(struct check *check, const struct kv_node *node)
 	uint64_t steps = check->index->inodes + check->index->held_inodes;
 	struct kv_node at = *node;
 
-	while (at.inode.ino != KV_ROOT_INO) {
-		int r = kv_view_directory(&check->view, at.inode.parent, &at);
+	/* A retired directory, with what is below it, is on no path. */
+	while (at.inode.ino != KV_ROOT_INO && !at.orphan) {
+		int r = kv_view_node(&check->view, at.inode.parent, &at);
+
+		if (r == 0 && !S_ISDIR(at.inode.mode))
+			r = -ENOTDIR;
 
 		if (r < 0 || steps-- == 0) {
 			report(check, "inode %llu: no path to the root", U(node->inode.ino));
@@ -241,7 +246,7 @@ static int check_directory(struct check *check, const struct kv_node *node)
 	if (r < 0)
 		return r;
 	if (node->inode.nlink == 0)
-		return 0; /* its entries, if any, are reported as those of a removed directory */
+		return 0; /* retired: its entries are worked off */
 	if (node->inode.nlink != 2 + count)
 		report(check, "directory %llu: link count %u, subdirectories %llu",
 			U(node->inode.ino), node->inode.nlink, U(count));
@@ -250,14 +255,70 @@ static int check_directory(struct check *check, const struct kv_node *node)
 
 static int check_order(struct check *check, const struct kv_node *node)
 {
-	struct kv_key key =
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(node->inode.last_use_ns), node->inode.ino);
+	struct kv_key key = kv_key_pair(KV_TABLE_USE, node->order, node->inode.ino);
 	struct kv_value value;
 	int r = node->ordered ? kv_view_get(&check->view, &key, &value) : 0;
 
 	if (r == -ENOENT)
 		report(check, "inode %llu: not in the use order", U(node->inode.ino));
 	return r == -ENOENT ? 0 : r;
+}
+
+/* ---- Quota domains ---- */
+
+/* The domain that the place of NODE says; while a walk is under way either will do. */
+static int check_domain(struct check *check, const struct kv_node *node)
+{
+	const struct kv_index *index = check->index;
+	struct kv_domain_record *sum = &check->domains[node->inode.domain];
+	uint32_t state = atomic_load(&index->domains[node->inode.domain].state);
+	struct kv_node parent;
+	int r;
+
+	sum->used += node->counted.used;
+	sum->pinned += node->counted.pinned;
+	sum->inodes += !node->counted.held;
+	if (state == KV_DOMAIN_NONE)
+		report(check, "inode %llu: in domain %u, which there is not", U(node->inode.ino),
+			node->inode.domain);
+	if (node->inode.cookie == 0 || kv_node_is_domain(index, node))
+		return 0;
+	r = kv_view_node(&check->view, node->inode.parent, &parent);
+	if (r < 0)
+		return r;
+	if (parent.inode.domain != node->inode.domain && state == KV_DOMAIN_LIVE &&
+		atomic_load(&index->domains[parent.inode.domain].state) == KV_DOMAIN_LIVE)
+		report(check, "inode %llu: in domain %u, its directory in %u", U(node->inode.ino),
+			node->inode.domain, parent.inode.domain);
+	return 0;
+}
+
+static void check_domains(struct check *check)
+{
+	uint64_t pinned = 0;
+
+	for (uint32_t i = 0; i < KV_DOMAINS_MAX; i++) {
+		const struct kv_domain *domain = &check->index->domains[i];
+		const struct kv_domain_record *sum = &check->domains[i];
+		uint64_t ino = atomic_load(&domain->ino);
+		struct kv_node node;
+
+		pinned += sum->pinned;
+		if (atomic_load(&domain->used) != sum->used ||
+			atomic_load(&domain->pinned) != sum->pinned ||
+			atomic_load(&domain->inodes) != sum->inodes)
+			report(check,
+				"domain %u: counts %llu blocks, %llu pinned, %llu inodes, has "
+				"%llu, "
+				"%llu, %llu",
+				i, U(domain->used), U(domain->pinned), U(domain->inodes),
+				U(sum->used), U(sum->pinned), U(sum->inodes));
+		if (ino != 0 && kv_view_directory(&check->view, ino, &node) < 0)
+			report(check, "domain %u: its directory %llu is not there", i, U(ino));
+	}
+	if (pinned != atomic_load(&check->index->pinned))
+		report(check, "counts %llu pinned blocks, has %llu", U(check->index->pinned),
+			U(pinned));
 }
 
 static int check_inode(struct check *check, const struct kv_key *key, const struct kv_value *value)
@@ -284,6 +345,8 @@ static int check_inode(struct check *check, const struct kv_key *key, const stru
 	if (node.inode.nlink == 0 && !node.orphan && !node.ordered)
 		report(check, "inode %llu: has no name and is no orphan", U(node.inode.ino));
 	r = check_order(check, &node);
+	if (r == 0)
+		r = check_domain(check, &node);
 	if (r == 0 && S_ISDIR(node.inode.mode))
 		r = check_directory(check, &node);
 	if (r == 0 && S_ISREG(node.inode.mode))
@@ -301,7 +364,10 @@ static int check_name(struct check *check, const struct kv_key *key, const struc
 
 	(void)value;
 	if (r == 0)
-		r = kv_view_directory(&check->view, entry.place.parent, &directory);
+		r = kv_view_node(&check->view, entry.place.parent, &directory);
+	if (r == 0 && (!S_ISDIR(directory.inode.mode) ||
+			      (directory.inode.nlink == 0 && !directory.orphan)))
+		r = -ENOENT;
 	if (r == 0)
 		r = kv_view_entry_node(&check->view, &entry, &node);
 	if (r == 0)
@@ -354,10 +420,13 @@ static int check_orphan(struct check *check, const struct kv_key *key, const str
 static int check_use(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
 	struct kv_node node;
-	int r = kv_view_node(&check->view, kv_key_b(key), &node);
+	int r;
 
 	(void)value;
-	if (r == 0 && (!node.ordered || kv_order_of_ns(node.inode.last_use_ns) != kv_key_a(key)))
+	if (kv_key_b(key) == 0)
+		return 0; /* padding */
+	r = kv_view_node(&check->view, kv_key_b(key), &node);
+	if (r == 0 && (!node.ordered || node.order != kv_key_a(key)))
 		report(check, "inode %llu: a place in the use order that is not its own",
 			U(kv_key_b(key)));
 	return r;
@@ -458,6 +527,9 @@ static int check_init(struct check *check)
 	const struct kv_index_store *store = &check->index->record.store;
 
 	kv_overlay_init(&check->shared);
+	check->domains = calloc(KV_DOMAINS_MAX, sizeof(*check->domains));
+	if (!check->domains)
+		return -ENOMEM;
 	for (uint32_t i = 0; i < store->device_count; i++) {
 		size_t words = (size_t)kv_div_round_up(store->device_blocks[i], KV_GROUP_BLOCKS) *
 				       KV_GROUP_WORDS +
@@ -477,6 +549,7 @@ static void check_done(struct check *check)
 		free(check->devices[i].held);
 		free(check->devices[i].starts);
 	}
+	free(check->domains);
 	kv_overlay_done(&check->shared);
 }
 
@@ -509,6 +582,7 @@ static int check_tables(struct check *check)
 		report(check, "counts %llu inodes and %llu held ones, has %llu and %llu",
 			U(check->index->inodes), U(check->index->held_inodes), U(check->inodes),
 			U(check->held_inodes));
+	check_domains(check);
 	return check_space(check);
 }
 

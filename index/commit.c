@@ -60,6 +60,8 @@ static int batch_take_locked(struct kv_index *index, bool last)
 
 	index->batch_ino_limit = last ? next : next + KV_INO_MARGIN;
 	r = kv_space_collect(index->space, &index->pending);
+	if (r >= 0)
+		r = kv_domains_collect(index);
 	/* Who opened and closed and did nothing leaves every byte as it was. */
 	if (r >= 0 && (index->pending.count > 0 ||
 			      (last ? atomic_load(&index->sequence) > 0 : ino_margin_low(index))))

@@ -5,23 +5,6 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-static_assert(sizeof(struct kv_disk_inode) == KV_INODE_RECORD_SIZE, "inode record");
-static_assert(offsetof(struct kv_disk_inode, mode) == 0, "inode record");
-static_assert(offsetof(struct kv_disk_inode, uid) == 4, "inode record");
-static_assert(offsetof(struct kv_disk_inode, gid) == 8, "inode record");
-static_assert(offsetof(struct kv_disk_inode, nlink) == 12, "inode record");
-static_assert(offsetof(struct kv_disk_inode, size) == 16, "inode record");
-static_assert(offsetof(struct kv_disk_inode, blocks) == 24, "inode record");
-static_assert(offsetof(struct kv_disk_inode, version) == 32, "inode record");
-static_assert(offsetof(struct kv_disk_inode, atime_ns) == 40, "inode record");
-static_assert(offsetof(struct kv_disk_inode, mtime_ns) == 48, "inode record");
-static_assert(offsetof(struct kv_disk_inode, ctime_ns) == 56, "inode record");
-static_assert(offsetof(struct kv_disk_inode, btime_ns) == 64, "inode record");
-static_assert(offsetof(struct kv_disk_inode, last_use_ns) == 72, "inode record");
-static_assert(offsetof(struct kv_disk_inode, hits) == 80, "inode record");
-static_assert(offsetof(struct kv_disk_inode, flags) == 84, "inode record");
-static_assert(offsetof(struct kv_disk_inode, parent) == 88, "inode record");
-static_assert(offsetof(struct kv_disk_inode, cookie) == 96, "inode record");
 static_assert(KV_GROUP_RECORD_SIZE == 1024, "group record");
 static_assert(KV_SUMMARY_RECORD_SIZE == 512, "summary record");
 static_assert(KV_GROUP_BLOCKS <= UINT16_MAX, "a group's count fits its summary");
@@ -29,14 +12,13 @@ static_assert(KV_CHUNK_BLOCKS <= UINT16_MAX, "an extent's block fits its field")
 static_assert(_KV_TABLE_MAX <= UINT8_MAX, "a table fits the key's first byte");
 
 #define STORE_HEADER_SIZE 48u
-#define AT(base, field) ((base) + offsetof(struct kv_disk_inode, field))
 
 /* ---- Keys ---- */
 
 static bool table_has_pairs(uint8_t table)
 {
-	return table != KV_TABLE_META && table != KV_TABLE_ORPHAN && table != KV_TABLE_GUARD &&
-	       table != KV_TABLE_INODE;
+	return table != KV_TABLE_META && table != KV_TABLE_ORPHAN && table != KV_TABLE_DOMAIN &&
+	       table != KV_TABLE_GUARD && table != KV_TABLE_INODE;
 }
 
 int kv_key_decode(const void *data, size_t size, struct kv_key *ret_key)
@@ -86,12 +68,12 @@ int kv_store_decode(const void *data, size_t size, struct kv_store_record *ret_r
 	struct kv_store_record record = {0};
 	struct kv_index_store *store = &record.store;
 
-	/* Magic and format stay where they are in every format, so that a newer one is recognised.
+	/* Magic and format stay where they are in every format, so that another one is recognised.
 	 */
 	if (size < 12 || kv_get_le64(p) != KV_INDEX_MAGIC)
 		return -EUCLEAN;
 	store->format = kv_get_le32(p + 8);
-	if (store->format > KV_INDEX_FORMAT) {
+	if (store->format != KV_INDEX_FORMAT && store->format != 0) {
 		*ret_record = record;
 		return -EPROTO;
 	}
@@ -141,24 +123,107 @@ int kv_state_decode(const void *data, size_t size, struct kv_state *ret_state)
 
 /* ---- Inodes ---- */
 
-void kv_inode_encode(const struct kv_inode *inode, uint8_t ret_data[KV_INODE_RECORD_SIZE])
+#define VARINT_MAX 10u
+
+static size_t put_varint(uint8_t *data, uint64_t value)
 {
-	kv_put_le32(AT(ret_data, mode), inode->mode);
-	kv_put_le32(AT(ret_data, uid), inode->uid);
-	kv_put_le32(AT(ret_data, gid), inode->gid);
-	kv_put_le32(AT(ret_data, nlink), inode->nlink);
-	kv_put_le64(AT(ret_data, size), inode->size);
-	kv_put_le64(AT(ret_data, blocks), inode->blocks);
-	kv_put_le64(AT(ret_data, version), inode->version);
-	kv_put_le64(AT(ret_data, atime_ns), (uint64_t)inode->atime_ns);
-	kv_put_le64(AT(ret_data, mtime_ns), (uint64_t)inode->mtime_ns);
-	kv_put_le64(AT(ret_data, ctime_ns), (uint64_t)inode->ctime_ns);
-	kv_put_le64(AT(ret_data, btime_ns), (uint64_t)inode->btime_ns);
-	kv_put_le64(AT(ret_data, last_use_ns), (uint64_t)inode->last_use_ns);
-	kv_put_le32(AT(ret_data, hits), inode->hits);
-	kv_put_le32(AT(ret_data, flags), inode->flags & ~KV_INODE_HELD);
-	kv_put_le64(AT(ret_data, parent), inode->parent);
-	kv_put_le64(AT(ret_data, cookie), inode->cookie);
+	size_t size = 0;
+
+	for (; value >= 0x80; value >>= 7)
+		data[size++] = (uint8_t)(value | 0x80);
+	data[size++] = (uint8_t)value;
+	return size;
+}
+
+/* Small distances of either sign as small numbers. */
+static uint64_t fold(int64_t distance)
+{
+	return (uint64_t)distance << 1 ^ (uint64_t)(distance >> 63);
+}
+
+static int64_t unfold(uint64_t folded)
+{
+	return (int64_t)(folded >> 1 ^ (0 - (folded & 1)));
+}
+
+/* Bytes that are read one number at a time; bad once one did not fit. */
+struct reader {
+	const uint8_t *at;
+	const uint8_t *end;
+	bool bad;
+};
+
+static uint64_t get_varint(struct reader *reader, uint64_t max)
+{
+	uint64_t value = 0;
+
+	for (unsigned i = 0; i < VARINT_MAX && reader->at < reader->end; i++) {
+		uint8_t byte = *reader->at++;
+
+		/* The tenth byte has the 64th bit. */
+		if (i == VARINT_MAX - 1 && byte > 1)
+			break;
+		value |= (uint64_t)(byte & 0x7f) << 7 * i;
+		if (byte >= 0x80)
+			continue;
+		reader->bad |= value > max;
+		return value;
+	}
+	reader->bad = true;
+	return 0;
+}
+
+static uint64_t get_word(struct reader *reader)
+{
+	const uint8_t *at = reader->at;
+
+	if (reader->end - at < 8) {
+		reader->bad = true;
+		return 0;
+	}
+	reader->at += 8;
+	return kv_get_le64(at);
+}
+
+/* Differences wrap: any two times have one. */
+static uint64_t distance(int64_t from, int64_t to)
+{
+	return fold((int64_t)((uint64_t)to - (uint64_t)from));
+}
+
+static int64_t at_distance(int64_t from, uint64_t folded)
+{
+	return (int64_t)((uint64_t)from + (uint64_t)unfold(folded));
+}
+
+size_t kv_inode_encode(const struct kv_inode *inode, uint8_t ret_data[KV_INODE_HEAD_MAX])
+{
+	const uint64_t numbers[] = {
+		inode->mode,
+		inode->uid,
+		inode->gid,
+		inode->nlink,
+		inode->flags & ~KV_INODE_HELD,
+		inode->domain,
+		inode->size,
+		inode->blocks,
+		inode->version,
+		inode->hits,
+		inode->parent,
+		distance(inode->mtime_ns, inode->atime_ns),
+		distance(inode->mtime_ns, inode->ctime_ns),
+		distance(inode->mtime_ns, inode->btime_ns),
+		distance(inode->mtime_ns >> KV_USE_SHIFT, inode->last_use_ns >> KV_USE_SHIFT),
+	};
+	size_t size = 16;
+
+	static_assert(16 + VARINT_MAX * sizeof(numbers) / sizeof(numbers[0]) <= KV_INODE_HEAD_MAX,
+		"an inode's head fits its buffer");
+	kv_put_le64(ret_data, (uint64_t)inode->mtime_ns);
+	kv_put_le64(ret_data + 8, inode->cookie);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		size += put_varint(ret_data + size, numbers[i]);
+	return size;
 }
 
 static bool inode_tail_fits(const struct kv_inode *inode, size_t tail)
@@ -181,7 +246,7 @@ static bool inode_is_sane(const struct kv_inode *inode)
 	bool placed = inode->cookie >= KV_HASH_SLOTS && inode->cookie <= INT64_MAX;
 
 	if (inode->ino == 0 || inode->ino > INT64_MAX ||
-		inode->mode & ~(uint32_t)(S_IFMT | 07777) || inode->flags & ~KV_INODE_QUARANTINED ||
+		inode->mode & ~(uint32_t)(S_IFMT | 07777) || inode->flags & ~KV_INODE_FLAGS ||
 		inode->parent > INT64_MAX || inode->size > KV_FILE_SIZE_MAX ||
 		inode->blocks > (uint64_t)UINT32_MAX * KV_CHUNK_BLOCKS)
 		return false;
@@ -189,40 +254,79 @@ static bool inode_is_sane(const struct kv_inode *inode)
 		return S_ISDIR(inode->mode) && inode->nlink >= 2 && inode->parent == KV_ROOT_INO &&
 		       inode->cookie == 0;
 	if (inode->nlink == 0)
-		return inode->cookie == 0;
+		return inode->cookie == 0 && !(inode->flags & KV_INODE_PINNED);
 	return placed && inode->parent != 0 && inode->parent != inode->ino &&
 	       !(inode->flags & KV_INODE_QUARANTINED);
 }
 
-int kv_inode_decode(uint64_t ino, const void *data, size_t size, struct kv_inode *ret_inode)
+int kv_inode_decode(
+	uint64_t ino, const void *data, size_t size, struct kv_inode *ret_inode, size_t *ret_head)
 {
-	const uint8_t *p = data;
-	struct kv_inode inode;
+	struct reader reader = {.at = data, .end = (const uint8_t *)data + size};
+	struct kv_inode inode = {.ino = ino};
 
-	if (size < KV_INODE_RECORD_SIZE)
-		return -EUCLEAN;
-	inode = (struct kv_inode){
-		.ino = ino,
-		.mode = kv_get_le32(AT(p, mode)),
-		.uid = kv_get_le32(AT(p, uid)),
-		.gid = kv_get_le32(AT(p, gid)),
-		.nlink = kv_get_le32(AT(p, nlink)),
-		.size = kv_get_le64(AT(p, size)),
-		.blocks = kv_get_le64(AT(p, blocks)),
-		.version = kv_get_le64(AT(p, version)),
-		.atime_ns = (int64_t)kv_get_le64(AT(p, atime_ns)),
-		.mtime_ns = (int64_t)kv_get_le64(AT(p, mtime_ns)),
-		.ctime_ns = (int64_t)kv_get_le64(AT(p, ctime_ns)),
-		.btime_ns = (int64_t)kv_get_le64(AT(p, btime_ns)),
-		.last_use_ns = (int64_t)kv_get_le64(AT(p, last_use_ns)),
-		.hits = kv_get_le32(AT(p, hits)),
-		.flags = kv_get_le32(AT(p, flags)),
-		.parent = kv_get_le64(AT(p, parent)),
-		.cookie = kv_get_le64(AT(p, cookie)),
-	};
-	if (!inode_is_sane(&inode) || !inode_tail_fits(&inode, size - KV_INODE_RECORD_SIZE))
+	inode.mtime_ns = (int64_t)get_word(&reader);
+	inode.cookie = get_word(&reader);
+	inode.mode = (uint32_t)get_varint(&reader, UINT32_MAX);
+	inode.uid = (uint32_t)get_varint(&reader, UINT32_MAX);
+	inode.gid = (uint32_t)get_varint(&reader, UINT32_MAX);
+	inode.nlink = (uint32_t)get_varint(&reader, UINT32_MAX);
+	inode.flags = (uint32_t)get_varint(&reader, UINT32_MAX);
+	inode.domain = (uint32_t)get_varint(&reader, KV_DOMAINS_MAX - 1);
+	inode.size = get_varint(&reader, UINT64_MAX);
+	inode.blocks = get_varint(&reader, UINT64_MAX);
+	inode.version = get_varint(&reader, UINT64_MAX);
+	inode.hits = (uint32_t)get_varint(&reader, UINT32_MAX);
+	inode.parent = get_varint(&reader, UINT64_MAX);
+	inode.atime_ns = at_distance(inode.mtime_ns, get_varint(&reader, UINT64_MAX));
+	inode.ctime_ns = at_distance(inode.mtime_ns, get_varint(&reader, UINT64_MAX));
+	inode.btime_ns = at_distance(inode.mtime_ns, get_varint(&reader, UINT64_MAX));
+	inode.last_use_ns = (int64_t)((uint64_t)at_distance(inode.mtime_ns >> KV_USE_SHIFT,
+					      get_varint(&reader, UINT64_MAX))
+				      << KV_USE_SHIFT);
+	if (reader.bad || !inode_is_sane(&inode) ||
+		!inode_tail_fits(&inode, (size_t)(reader.end - reader.at)))
 		return -EUCLEAN;
 	*ret_inode = inode;
+	*ret_head = (size_t)(reader.at - (const uint8_t *)data);
+	return 0;
+}
+
+/* ---- Quota domains ---- */
+
+void kv_domain_encode(
+	const struct kv_domain_record *record, uint8_t ret_data[KV_DOMAIN_RECORD_SIZE])
+{
+	kv_put_le64(ret_data, record->ino);
+	kv_put_le64(ret_data + 8, record->limit);
+	kv_put_le64(ret_data + 16, record->used);
+	kv_put_le64(ret_data + 24, record->pinned);
+	kv_put_le64(ret_data + 32, record->inodes);
+	kv_put_le64(ret_data + 40, record->state);
+}
+
+int kv_domain_decode(const void *data, size_t size, struct kv_domain_record *ret_record)
+{
+	const uint8_t *p = data;
+	struct kv_domain_record record;
+	uint64_t state;
+
+	if (size != KV_DOMAIN_RECORD_SIZE)
+		return -EUCLEAN;
+	state = kv_get_le64(p + 40);
+	record = (struct kv_domain_record){
+		.ino = kv_get_le64(p),
+		.limit = kv_get_le64(p + 8),
+		.used = kv_get_le64(p + 16),
+		.pinned = kv_get_le64(p + 24),
+		.inodes = kv_get_le64(p + 32),
+		.state = (enum kv_domain_state)state,
+	};
+	if (state == KV_DOMAIN_NONE || state >= _KV_DOMAIN_STATE_MAX || record.ino > INT64_MAX ||
+		record.inodes > INT64_MAX || record.used > INT64_MAX || record.limit > INT64_MAX ||
+		record.pinned > record.used)
+		return -EUCLEAN;
+	*ret_record = record;
 	return 0;
 }
 

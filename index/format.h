@@ -14,30 +14,40 @@
  *   table            a         b            value
  *   META             0         -            store: written once
  *   META             1         -            state: counters, in every commit
- *   META             2         -            padding, see below
  *   SPACE_GROUP      device    group        bitmap of used blocks; absent: none used
  *   SPACE_SUMMARY    device    group / 256  used blocks of 256 groups; absent: none used
  *   REFCOUNT         device    block        how many chunks hold the extent; absent: one
  *   ORPHAN           ino       -            empty
+ *   DOMAIN           number    -            quota domain and what it uses; 0 is what has no quota
  *   XATTR            ino       hash, slot   name and value
  *   LINK             ino       hash, slot   a name beyond the first
  *   MAP              ino       segment      extents of 32 chunks
  *   DIRENT           parent    cookie       one name
- *   USE              last use  ino          empty; last use with its sign bit flipped
+ *   USE              order     ino          empty; of ino 0: padding, see below
  *   GUARD            0         -            padding, see below
  *   INODE            ino       -            one inode
  *
+ * The order of a use is [10 bits domain] [2 bits class] [52 bits last use, in 4096 ns, its sign bit
+ * flipped]: so each domain's files that were never read (class 0) and the others (class 1) form
+ * lists of their own, oldest first. Pinned files are in none.
+ *
  * LMDB fills pages only where keys are appended behind the last key of a page; elsewhere it splits
- * them in halves. Inodes and uses come in ascending order. So INODE is the last table of all, and
- * USE ends where a page ends: when the index is made, two records of almost half a page each (META
- * 2 and GUARD) force the page that begins with GUARD. That saves one byte in nine of a store of
- * small files; nothing depends on it, and nobody reads the two.
+ * them in halves. Inodes, and uses within each list, come in ascending order. So INODE is the last
+ * table of all, and each list ends where a page ends: records of half a page each stand before
+ * every list and behind the last one of its domain, and two of them share a page only as long as
+ * nothing is between them. That saves one byte in nine of a store of small files; nothing depends
+ * on it, and nobody reads them.
  *
  *   store  [8 magic] [4 format] [4 device_count] [16 uuid] [8 hash seed] [4 block size]
  *          [4 chunk size] [8 blocks] x device_count [8 XXH3-64 of all before]
  *   state  [8 next ino] [8 inodes] [8 used blocks] [8 zero]
- *   inode  104 bytes, struct kv_disk_inode, then the tail: a symlink's target; of a regular file
+ *   inode  the head: numbers as below, then the tail: a symlink's target; of a regular file
  *          whose map is small the map of segment 0 (at most 256 bytes; there is no MAP record then)
+ *   head   [8 mtime] [8 cookie] and as varints: mode, uid, gid, nlink, flags, domain, size, blocks,
+ *          version, hits, parent; then, with their signs folded in, the distances of atime, ctime
+ *          and btime from mtime in ns, and of last use from mtime in 4096 ns
+ *   varint 7 bits a byte, lowest first, the high bit on all but the last
+ *   domain [8 directory] [8 limit] [8 used] [8 pinned] (in blocks) [8 inodes] [1 state] [7 zero]
  *   map    chunks, ascending: [1 number in segment] [1 zero] [2 extent count] [8 sum] and extents:
  *          [8 start] [2 device] [2 block in chunk] [4 count], ascending
  *   dirent [8 ino] [1 type: S_IFMT >> 12] [name: the rest, 1 to 1023 bytes]
@@ -58,7 +68,7 @@
 #include "fs/base.h"
 #include "index/index.h"
 
-#define KV_INDEX_FORMAT 1u
+#define KV_INDEX_FORMAT 2u
 #define KV_INDEX_MAGIC UINT64_C(0x007864697366766b) /* "kvfsidx" read as little-endian */
 
 enum kv_table {
@@ -67,6 +77,7 @@ enum kv_table {
 	KV_TABLE_SPACE_SUMMARY,
 	KV_TABLE_REFCOUNT,
 	KV_TABLE_ORPHAN,
+	KV_TABLE_DOMAIN,
 	KV_TABLE_XATTR,
 	KV_TABLE_LINK,
 	KV_TABLE_MAP,
@@ -79,8 +90,8 @@ enum kv_table {
 
 #define KV_META_STORE 0u
 #define KV_META_STATE 1u
-#define KV_META_PADDING 2u
-#define KV_PADDING_SIZE 2014u
+/* With the longest key a node of half a page. */
+#define KV_PADDING_SIZE 2013u
 
 /* ---- Keys ---- */
 
@@ -133,15 +144,47 @@ static inline int kv_key_compare(const struct kv_key *a, const struct kv_key *b)
 /* Bytes of unknown origin into a key; -EUCLEAN if no table has such keys. */
 int kv_key_decode(const void *data, size_t size, struct kv_key *ret_key);
 
-/* A time as an unsigned number of the same order, and back. */
-static inline uint64_t kv_order_of_ns(int64_t ns)
+/* ---- The use order ---- */
+
+enum kv_use_class {
+	KV_USE_UNREAD, /* not opened for reading since it was published */
+	KV_USE_READ,
+	_KV_USE_CLASS_MAX,
+};
+
+#define KV_USE_SHIFT 12u
+#define KV_USE_CLASS_BITS 2u
+#define KV_USE_TIME_BITS (64u - KV_USE_SHIFT)
+
+static_assert(
+	KV_DOMAINS_MAX <= 1u << (KV_USE_SHIFT - KV_USE_CLASS_BITS), "a domain fits the order");
+
+/* Times of use are kept in that grain. */
+static inline int64_t kv_use_round(int64_t ns)
 {
-	return (uint64_t)ns ^ (UINT64_C(1) << 63);
+	return (int64_t)((uint64_t)ns & ~((UINT64_C(1) << KV_USE_SHIFT) - 1));
 }
 
-static inline int64_t kv_ns_of_order(uint64_t order)
+static inline uint64_t kv_use_order(uint32_t domain, unsigned use_class, int64_t ns)
 {
-	return (int64_t)(order ^ (UINT64_C(1) << 63));
+	uint64_t list = (uint64_t)domain << KV_USE_CLASS_BITS | use_class;
+
+	return list << KV_USE_TIME_BITS | ((uint64_t)ns ^ UINT64_C(1) << 63) >> KV_USE_SHIFT;
+}
+
+static inline uint32_t kv_use_domain(uint64_t order)
+{
+	return (uint32_t)(order >> (KV_USE_TIME_BITS + KV_USE_CLASS_BITS));
+}
+
+static inline unsigned kv_use_class(uint64_t order)
+{
+	return (unsigned)(order >> KV_USE_TIME_BITS) & ((1u << KV_USE_CLASS_BITS) - 1);
+}
+
+static inline int64_t kv_use_ns(uint64_t order)
+{
+	return (int64_t)(order << KV_USE_SHIFT ^ UINT64_C(1) << 63);
 }
 
 /* ---- Hashed keys: directory entries, extended attributes, further links ---- */
@@ -164,7 +207,7 @@ struct kv_store_record {
 };
 /* Returns the size. */
 size_t kv_store_encode(const struct kv_store_record *record, uint8_t ret_data[KV_STORE_RECORD_MAX]);
-/* -EPROTO: made by a newer kvfs; ret_record->store.format is then its format. */
+/* -EPROTO: made by a newer or older kvfs; ret_record->store.format is then its format. */
 int kv_store_decode(const void *data, size_t size, struct kv_store_record *ret_record);
 
 #define KV_STATE_RECORD_SIZE 32u
@@ -178,33 +221,31 @@ int kv_state_decode(const void *data, size_t size, struct kv_state *ret_state);
 
 /* ---- Inodes ---- */
 
-/* Fields lie in this order, little-endian. Only the offsets are used: it is never copied whole. */
-struct kv_disk_inode {
-	uint32_t mode;
-	uint32_t uid;
-	uint32_t gid;
-	uint32_t nlink;
-	uint64_t size;
-	uint64_t blocks;
-	uint64_t version;
-	int64_t atime_ns;
-	int64_t mtime_ns;
-	int64_t ctime_ns;
-	int64_t btime_ns;
-	int64_t last_use_ns;
-	uint32_t hits;
-	uint32_t flags;
-	uint64_t parent;
-	uint64_t cookie;
-};
-#define KV_INODE_RECORD_SIZE 104u
+#define KV_INODE_HEAD_MAX 168u
 #define KV_TARGET_MAX 4095u
 #define KV_INLINE_MAP_MAX 256u
 
-/* KV_INODE_HELD is not written: the layer that holds the record says so. */
-void kv_inode_encode(const struct kv_inode *inode, uint8_t ret_data[KV_INODE_RECORD_SIZE]);
-/* The tail is what lies behind KV_INODE_RECORD_SIZE; its size has been checked for the type. */
-int kv_inode_decode(uint64_t ino, const void *data, size_t size, struct kv_inode *ret_inode);
+/* KV_INODE_HELD is not written: the layer that holds the record says so. Returns the head's size.
+ */
+size_t kv_inode_encode(const struct kv_inode *inode, uint8_t ret_data[KV_INODE_HEAD_MAX]);
+/* The tail lies behind the first *RET_HEAD bytes; its size has been checked for the type. */
+int kv_inode_decode(
+	uint64_t ino, const void *data, size_t size, struct kv_inode *ret_inode, size_t *ret_head);
+
+/* ---- Quota domains ---- */
+
+#define KV_DOMAIN_RECORD_SIZE 48u
+struct kv_domain_record {
+	uint64_t ino;    /* the directory; 0 of domain 0 */
+	uint64_t limit;  /* blocks */
+	uint64_t used;   /* blocks */
+	uint64_t pinned; /* blocks */
+	uint64_t inodes;
+	enum kv_domain_state state;
+};
+void kv_domain_encode(
+	const struct kv_domain_record *record, uint8_t ret_data[KV_DOMAIN_RECORD_SIZE]);
+int kv_domain_decode(const void *data, size_t size, struct kv_domain_record *ret_record);
 
 /* ---- Chunk maps ---- */
 

@@ -80,14 +80,27 @@ static int put(MDB_txn *txn, MDB_dbi dbi, struct kv_key key, MDB_val value)
 	return kv_index_errno(mdb_put(txn, dbi, &k, &value, 0));
 }
 
-/* In the order of their keys: see format.h on the padding. */
+struct padding {
+	MDB_txn *txn;
+	MDB_dbi dbi;
+};
+
+static int put_padding(void *arg, const struct kv_key *key)
+{
+	static const uint8_t zeros[KV_PADDING_SIZE];
+	struct padding *padding = arg;
+
+	return put(padding->txn, padding->dbi, *key, (MDB_val){sizeof(zeros), (void *)zeros});
+}
+
 static int create_records(MDB_txn *txn, MDB_dbi dbi, const struct kv_store_record *record,
 	const struct kv_inode *root)
 {
-	static const uint8_t padding[KV_PADDING_SIZE];
 	uint8_t store[KV_STORE_RECORD_MAX];
 	uint8_t state[KV_STATE_RECORD_SIZE];
-	uint8_t inode[KV_INODE_RECORD_SIZE];
+	uint8_t domain[KV_DOMAIN_RECORD_SIZE];
+	uint8_t inode[KV_INODE_HEAD_MAX];
+	struct padding padding = {txn, dbi};
 	const struct {
 		struct kv_key key;
 		MDB_val value;
@@ -95,20 +108,19 @@ static int create_records(MDB_txn *txn, MDB_dbi dbi, const struct kv_store_recor
 		{kv_key_single(KV_TABLE_META, KV_META_STORE),
 			{kv_store_encode(record, store), store}},
 		{kv_key_single(KV_TABLE_META, KV_META_STATE), {sizeof(state), state}},
-		{kv_key_single(KV_TABLE_META, KV_META_PADDING), {sizeof(padding), (void *)padding}},
-		{kv_key_single(KV_TABLE_GUARD, 0), {sizeof(padding), (void *)padding}},
-		{kv_key_single(KV_TABLE_INODE, KV_ROOT_INO), {sizeof(inode), inode}},
+		{kv_key_single(KV_TABLE_DOMAIN, 0), {sizeof(domain), domain}},
+		{kv_key_single(KV_TABLE_INODE, KV_ROOT_INO), {kv_inode_encode(root, inode), inode}},
 	};
+	struct kv_key guard = kv_key_single(KV_TABLE_GUARD, 0);
+	int r = 0;
 
 	kv_state_encode(&(struct kv_state){.next_ino = KV_ROOT_INO + 1, .inodes = 1}, state);
-	kv_inode_encode(root, inode);
-	for (size_t i = 0; i < sizeof(records) / sizeof(records[0]); i++) {
-		int r = put(txn, dbi, records[i].key, records[i].value);
-
-		if (r < 0)
-			return r;
-	}
-	return 0;
+	kv_domain_encode(&(struct kv_domain_record){.state = KV_DOMAIN_LIVE, .inodes = 1}, domain);
+	for (size_t i = 0; i < sizeof(records) / sizeof(records[0]) && r == 0; i++)
+		r = put(txn, dbi, records[i].key, records[i].value);
+	if (r == 0)
+		r = kv_domain_padding(0, put_padding, &padding);
+	return r < 0 ? r : put_padding(&padding, &guard);
 }
 
 static int create_write(
@@ -255,6 +267,11 @@ static int load(struct kv_index *index, const struct kv_index_options *options,
 	struct kv_state state;
 	int r = load_meta(index, &state);
 
+	if (r == -EPROTO && index->record.store.format < KV_INDEX_FORMAT)
+		return fail(error, r,
+			"the index has format %u, of an older kvfs; this one has format %u and "
+			"cannot read it: it is a cache, so make the store anew with kvfs format",
+			index->record.store.format, KV_INDEX_FORMAT);
 	if (r == -EPROTO)
 		return fail(error, r,
 			"the index has format %u, made by a newer kvfs; this one knows up to %u: "
@@ -264,6 +281,10 @@ static int load(struct kv_index *index, const struct kv_index_options *options,
 		return fail(error, r, "the index is damaged, its head cannot be read: %s",
 			strerror(-r));
 	index->inodes = state.inodes;
+	r = kv_domains_load(index);
+	if (r < 0)
+		return fail(error, r, "the index is damaged, its quotas cannot be read: %s",
+			strerror(-r));
 	atomic_store(&index->next_ino, state.next_ino);
 	atomic_store(&index->ino_limit, state.next_ino);
 	r = kv_space_new(index, options->quota_blocks, &index->space);
@@ -284,6 +305,10 @@ static int index_new(const struct kv_index_options *options, struct kv_index **r
 
 	if (!index)
 		return -ENOMEM;
+	if (kv_domains_new(index) < 0) {
+		free(index);
+		return -ENOMEM;
+	}
 	index->hash_mask = UINT64_MAX;
 	index->commit_delay_ms =
 		options->commit_delay_ms != 0 ? options->commit_delay_ms : COMMIT_DELAY_MS_DEFAULT;
@@ -372,6 +397,7 @@ struct kv_index *kv_index_close(struct kv_index *index)
 	if (index->env)
 		mdb_env_close(index->env);
 	(void)kv_space_free(index->space);
+	kv_domains_free(index);
 	kv_overlay_done(&index->held);
 	kv_overlay_done(&index->pending);
 	kv_overlay_done(&index->flushing);

@@ -47,6 +47,9 @@ struct kv_index_options {
 	uint64_t quota_blocks;    /* 0: all devices */
 };
 
+/* Quota domains that there can be; 0 is the rest of the store, which has no quota of its own. */
+#define KV_DOMAINS_MAX 1024u
+
 /* One file, directory or symlink. A plain value. */
 struct kv_inode {
 	uint64_t ino;  /* never reused */
@@ -62,15 +65,20 @@ struct kv_inode {
 	int64_t mtime_ns;
 	int64_t ctime_ns;
 	int64_t btime_ns;
-	int64_t last_use_ns; /* orders eviction */
+	int64_t last_use_ns; /* orders eviction; in steps of 4096 ns */
 	uint32_t hits;       /* opens for reading */
 	uint32_t flags;      /* KV_INODE_* */
+	uint32_t domain;     /* whose quota it counts against */
 	uint64_t parent;     /* directory of the first link (of the directory itself: its parent) */
 	uint64_t cookie;     /* that link's place in the directory */
 };
 
 #define KV_INODE_QUARANTINED (1u << 0) /* content failed its checksum: has no name any more */
-#define KV_INODE_HELD (1u << 31)       /* live view only: no content on the device yet */
+/* Never evicted. Of a directory: what is made in it will be pinned. */
+#define KV_INODE_PINNED (1u << 1)
+#define KV_INODE_READ (1u << 2) /* opened for reading since it was published */
+#define KV_INODE_FLAGS (KV_INODE_QUARANTINED | KV_INODE_PINNED | KV_INODE_READ)
+#define KV_INODE_HELD (1u << 31) /* live view only: no content on the device yet */
 
 /* ---- Life of an index ---- */
 
@@ -81,7 +89,8 @@ int kv_index_create(const char *path, const struct kv_index_store *store, uint32
 
 /*
  * Opens it: constant time in the number of files. ret_error (error_size bytes) receives one line
- * for the user on failure: -ENOENT no index there, -EPROTO made by a newer kvfs, -EUCLEAN damaged.
+ * for the user on failure: -ENOENT no index there, -EPROTO made by a kvfs with another format,
+ * -EUCLEAN damaged.
  */
 int kv_index_open(const char *path, const struct kv_index_options *options,
 	struct kv_index **ret_index, char *ret_error, size_t error_size);
@@ -174,6 +183,8 @@ struct kv_rename {
  * Renames atomically, POSIX rules (-EISDIR, -ENOTDIR, -ENOTEMPTY, -EINVAL into its own subtree,
  * same inode: nothing). -EINPROGRESS: the target exists (or is exchanged) and one of the two is
  * held: publish and sync it, then call again; so a held name never hides a committed one.
+ * Into another quota domain: files take their blocks along (-EDQUOT if they could never fit), a
+ * directory that has entries must be copied (-EXDEV), unless it carries a quota itself.
  * ret_moved: the inode under the new name. ret_replaced: what had it (EXCHANGE: the other one), ino
  * 0 if nothing; nlink 0 there means an orphan to reap.
  */
@@ -273,6 +284,14 @@ int kv_index_map(struct kv_index *index, uint64_t ino, uint32_t first, uint32_t 
  */
 #define KV_REAP_CHUNKS 4096u
 int kv_index_reap(struct kv_index *index, uint64_t ino, struct kv_freed *ret_freed);
+/*
+ * Works off the entries of a retired directory, KV_CLEAR_NAMES a call at most: 1 while some are
+ * left, else 0; -ENOENT if it is no orphan. GONE is called, under the index lock, for each inode
+ * that has become an orphan by it. kv_index_reap answers -ENOTEMPTY until that is done.
+ */
+#define KV_CLEAR_NAMES 256u
+int kv_index_clear(struct kv_index *index, uint64_t ino, int64_t now_ns,
+	void (*gone)(void *arg, const struct kv_inode *inode), void *arg);
 /* Fills ret_inos with orphans above AFTER, ascending; returns how many. At mount: those a crash
  * left. */
 ssize_t kv_index_orphans(
@@ -283,11 +302,23 @@ ssize_t kv_index_orphans(
 struct kv_index_use {
 	int64_t last_use_ns;
 	uint64_t ino;
+	uint32_t domain;
+	bool unread;
 };
-/* The published files used longest ago, oldest first, behind AFTER (NULL: the oldest). Returns how
- * many. */
-ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_use *after,
-	struct kv_index_use *ret_uses, size_t capacity);
+#define KV_DOMAIN_ANY UINT32_MAX
+/* Which files: zero is those of domain 0. */
+struct kv_index_scope {
+	uint32_t domain;   /* or KV_DOMAIN_ANY */
+	bool unread;       /* only those never read since they were published */
+	int64_t before_ns; /* only those used before that; 0: all */
+};
+/*
+ * The published files of SCOPE (NULL: all) used longest ago, oldest first, behind AFTER (NULL: the
+ * oldest). Pinned ones are not among them. Returns how many. Costs more with the number of quota
+ * domains, not with that of files.
+ */
+ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_scope *scope,
+	const struct kv_index_use *after, struct kv_index_use *ret_uses, size_t capacity);
 
 /*
  * Takes every name from file INO, which becomes an orphan. NAME is called for each link, under the
@@ -297,6 +328,99 @@ ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_use *after
 int kv_index_evict(struct kv_index *index, uint64_t ino, int64_t expected_last_use_ns,
 	bool quarantine, int64_t now_ns,
 	void (*name)(void *arg, uint64_t parent, const char *name, size_t length), void *arg);
+
+/* ---- Keeping: quota domains, pins, retiring ---- */
+
+/*
+ * A directory that carries a quota is a domain, with all below it down to the next such directory.
+ * What is made in a directory belongs to the directory's domain, a file with several names to that
+ * of its first one. The counters of a domain change in the operations that change its files.
+ */
+enum kv_domain_state {
+	KV_DOMAIN_NONE,
+	KV_DOMAIN_LIVE,
+	KV_DOMAIN_ADOPTING, /* its quota was set: what is below joins it, see kv_index_quota_step */
+	KV_DOMAIN_LEAVING,  /* its quota was taken away: what is below joins the one above */
+	KV_DOMAIN_DEAD,     /* has no directory any more; goes with the last inode that it has */
+	_KV_DOMAIN_STATE_MAX,
+};
+struct kv_domain_info {
+	uint32_t number;
+	enum kv_domain_state state;
+	uint64_t ino;      /* of the directory */
+	uint64_t limit;    /* blocks, as all below; UINT64_MAX: none */
+	uint64_t used;     /* by what is in the index */
+	uint64_t promised; /* see kv_index_charge */
+	uint64_t pinned;
+	uint64_t pin_limit; /* so much may be pinned */
+	uint64_t inodes;
+};
+/* -ENOENT if there is no such domain. Cheap: no lock. */
+int kv_index_domain(struct kv_index *index, uint32_t number, struct kv_domain_info *ret_info);
+/* How many domains there may be at most now, for loops over them. */
+uint32_t kv_index_domain_count(const struct kv_index *index);
+
+/*
+ * Gives directory INO a quota of LIMIT blocks, or changes it; 0 takes it away. ret_number is the
+ * domain, for kv_index_quota_step. -ENOSPC: no domain is left. -EINVAL: the root, whose quota is
+ * the store's. -ENODATA: there is none to take away. -EBUSY: what was below it is still leaving.
+ * -EDQUOT: more is pinned.
+ */
+int kv_index_quota_set(struct kv_index *index, uint64_t ino, uint64_t limit, uint32_t *ret_number);
+
+/* Where a walk is; zero at its start. */
+struct kv_quota_walk {
+	uint64_t ino;
+	uint64_t cookie;
+	uint64_t moves; /* directories renamed before the pass began */
+	uint64_t moved; /* inodes that changed domain in this pass */
+	unsigned passes;
+};
+/*
+ * Lets at most KV_QUOTA_STEP entries below the domain's directory join, until a whole pass finds
+ * none that must. 1: call again; 0: done, the domain is live, or gone if it was leaving. A walk may
+ * begin anew at any time, so one that a crash ended is found by the domain's state and gone on
+ * with. One walk at a time.
+ */
+#define KV_QUOTA_STEP 128u
+int kv_index_quota_step(struct kv_index *index, uint32_t number, struct kv_quota_walk *walk);
+/* Grows when an inode has changed domain or pin: what was remembered of one must be looked up. */
+uint64_t kv_index_domain_epoch(const struct kv_index *index);
+
+/*
+ * Promises GROWTH blocks of DOMAIN to content that is not in the index yet: -EDQUOT if they do not
+ * fit. SHRINK (both may be given) are given back. Never waits.
+ */
+int kv_index_charge(struct kv_index *index, uint32_t domain, uint64_t growth, uint64_t shrink);
+/* Whether GROWTH blocks more may be pinned: -EDQUOT by DOMAIN, -ENOSPC by the store. */
+int kv_index_pin_check(struct kv_index *index, uint32_t domain, uint64_t growth);
+
+/*
+ * Pins file or directory INO, or unpins it. What is pinned may be KV_PIN_SHARE/8 of its domain's
+ * limit (else -EDQUOT) and of the store (-ENOSPC). PRIVILEGED false: outside of all quotas only
+ * KV_PIN_SHARE_OTHERS/8 of the store. -EINVAL: a symlink.
+ */
+#define KV_PIN_SHARE 7u
+#define KV_PIN_SHARE_OTHERS 2u
+int kv_index_pin(struct kv_index *index, uint64_t ino, bool pin, bool privileged,
+	struct kv_inode *ret_inode);
+
+#define KV_FINGERPRINT_NAME "user.kvfs.fingerprint"
+#define KV_FINGERPRINT_MAX 255u
+struct kv_retire {
+	uint64_t ino;
+	const char *unless; /* a fingerprint: nothing is done if the directory carries that one */
+	size_t unless_size; /* 0: no condition */
+	int64_t now_ns;
+};
+/*
+ * Replaces directory INO by an empty one with the same name, owner, mode, times, attributes and
+ * quota; UNLESS becomes its fingerprint. The old one is an orphan, for kv_index_clear. In
+ * constant time. 1: done, ret_fresh is the new one; 0: it carries that fingerprint. -ENOTDIR,
+ * -ENOENT: removed, -EBUSY: the root.
+ */
+int kv_index_retire(
+	struct kv_index *index, const struct kv_retire *retire, struct kv_inode *ret_fresh);
 
 /* ---- Figures ---- */
 

@@ -36,6 +36,19 @@ struct kv_reader {
 	struct kv_reader *next; /* in the pool */
 };
 
+/* A quota domain in memory. Written under the index lock, but for PROMISED; read without it. */
+struct kv_domain {
+	_Atomic uint32_t state; /* enum kv_domain_state */
+	_Atomic uint64_t ino;
+	_Atomic uint64_t limit; /* blocks; UINT64_MAX: none */
+	_Atomic uint64_t used;
+	_Atomic uint64_t pinned;
+	_Atomic uint64_t promised;
+	_Atomic uint64_t inodes; /* held ones not counted */
+	uint64_t held;           /* inodes that are; under the lock */
+	bool dirty;              /* differs from its record; under the lock */
+};
+
 struct kv_index {
 	MDB_env *env;
 	MDB_dbi dbi;
@@ -50,6 +63,11 @@ struct kv_index {
 	struct kv_overlay flushing;
 	uint64_t inodes; /* held ones not counted */
 	uint64_t held_inodes;
+	struct kv_domain *domains;     /* KV_DOMAINS_MAX */
+	_Atomic uint32_t domain_count; /* those behind are unused */
+	_Atomic uint64_t pinned;       /* blocks, of all domains */
+	_Atomic uint64_t domain_epoch;
+	uint64_t directory_moves;        /* renames of directories to another parent */
 	_Atomic uint64_t sequence;       /* written under the lock */
 	_Atomic uint64_t next_ino;       /* written under the lock */
 	_Atomic uint64_t ino_limit;      /* durable: numbers below it may be handed out */
@@ -150,11 +168,32 @@ struct kv_space_op {
 	bool locked;
 };
 
+/* What an operation does to a domain. SET: also its record's fields. See domain.c. */
+struct kv_domain_change {
+	uint32_t domain;
+	bool set;
+	enum kv_domain_state state;
+	uint64_t ino;
+	uint64_t limit;
+	int64_t used;
+	int64_t pinned;
+	int64_t inodes;
+	int64_t held;
+};
+struct kv_domain_op {
+	struct kv_domain_change *changes;
+	size_t count;
+	size_t capacity;
+	bool moved; /* an inode changed its domain or pin: what others remember is out of date */
+	bool directory_moved;
+};
+
 struct kv_op {
 	struct kv_index *index;
 	struct kv_overlay layer;
 	struct kv_view view;
 	struct kv_space_op space;
+	struct kv_domain_op domains;
 	int64_t inodes; /* what to add to the index's counts */
 	int64_t held_inodes;
 	uint64_t sequence; /* set by kv_op_end */
@@ -177,12 +216,20 @@ struct kv_node {
 	struct kv_inode inode;
 	const uint8_t *tail; /* lent by the view */
 	size_t tail_size;
-	bool orphan;  /* kv_index_reap may take it */
-	bool ordered; /* in the view it has a place in the use order, at ordered_ns */
-	int64_t ordered_ns;
+	bool orphan;    /* kv_index_reap may take it */
+	bool ordered;   /* in the view it has a place in the use order, at ORDER */
+	uint64_t order; /* see format.h */
+	/* What its domain counts for it in the view. */
+	struct {
+		bool there;
+		bool held;
+		uint32_t domain;
+		uint64_t used;
+		uint64_t pinned;
+	} counted;
 };
 int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_node *ret_node);
-/* A live directory: -ENOTDIR, and -ENOENT also for one that was removed. */
+/* A live directory: -ENOTDIR, and -ENOENT also for one that was removed or retired. */
 int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_node *ret_node);
 /* Writes it to the layer that its KV_INODE_HELD says, and keeps its place in the use order right.
  */
@@ -257,7 +304,38 @@ static inline void kv_node_changed(struct kv_node *directory, int64_t now_ns)
 	directory->inode.ctime_ns = now_ns;
 }
 
+/* ---- domain.c ---- */
+
+int kv_domains_new(struct kv_index *index);
+int kv_domains_load(struct kv_index *index);
+void kv_domains_free(struct kv_index *index);
+/* The change of DOMAIN by this operation, to be added to; NULL if memory is short. */
+struct kv_domain_change *kv_op_domain(struct kv_op *op, uint32_t domain);
+/* Notes what NODE counts from now on, or, with GONE, that it counts nothing any more. */
+int kv_op_count_node(struct kv_op *op, struct kv_node *node, bool gone);
+void kv_node_init_counted(struct kv_node *node);
+/* NODE, a directory, is removed: if it carries a quota, that ends. */
+int kv_op_end_domain(struct kv_op *op, const struct kv_node *node);
+/* Whether the directory carries a quota. Under the lock. */
+bool kv_node_is_domain(const struct kv_index *index, const struct kv_node *node);
+/* NODE goes to DOMAIN: -EDQUOT if it could never fit there, or its pin does not. */
+int kv_op_move_node(struct kv_op *op, struct kv_node *node, uint32_t domain);
+void kv_domain_op_end(struct kv_op *op, bool applied);
+/* Writes changed domains to the pending layer. Index lock held exclusively. */
+int kv_domains_collect(struct kv_index *index);
+/* The padding of the lists of DOMAIN, see format.h: CALL for each key. */
+int kv_domain_padding(uint32_t domain, int (*call)(void *arg, const struct kv_key *key), void *arg);
+
 /* ---- xattr.c ---- */
+
+/* Gives TO, which has none, the attributes of FROM, in the same layer. */
+int kv_op_copy_xattrs(struct kv_op *op, const struct kv_node *from, const struct kv_node *to);
+/* Sets an attribute of NODE, whose record is not written. */
+int kv_op_set_xattr(struct kv_op *op, const struct kv_node *node, const char *name,
+	const void *value, size_t size);
+/* An attribute's value, lent by the view: 0, or -ENODATA. */
+int kv_view_xattr(struct kv_view *view, uint64_t ino, const char *name, const void **ret_value,
+	size_t *ret_size);
 
 int kv_op_drop_xattrs(struct kv_op *op, const struct kv_node *node);
 

@@ -6,13 +6,21 @@
 
 /* ---- Nodes ---- */
 
-/* Published files with a name are in the use order, and quarantined ones until they are evicted. */
+/* Published files with a name are in the use order unless they are pinned, and quarantined ones
+ * until they are evicted. */
 static bool node_belongs_in_order(const struct kv_node *node)
 {
 	const struct kv_inode *inode = &node->inode;
 
-	return S_ISREG(inode->mode) && !(inode->flags & KV_INODE_HELD) &&
+	return S_ISREG(inode->mode) && !(inode->flags & (KV_INODE_HELD | KV_INODE_PINNED)) &&
 	       (inode->nlink > 0 || (inode->flags & KV_INODE_QUARANTINED && !node->orphan));
+}
+
+static uint64_t node_order(const struct kv_node *node)
+{
+	unsigned use_class = node->inode.flags & KV_INODE_READ ? KV_USE_READ : KV_USE_UNREAD;
+
+	return kv_use_order(node->inode.domain, use_class, node->inode.last_use_ns);
 }
 
 /* Only an inode without a name can be an orphan: spare the others the look. */
@@ -24,7 +32,8 @@ static int node_load_state(struct kv_view *view, struct kv_node *node)
 
 	node->orphan = r == 0;
 	node->ordered = node_belongs_in_order(node);
-	node->ordered_ns = node->inode.last_use_ns;
+	node->order = node_order(node);
+	kv_node_init_counted(node);
 	return r == -ENOENT ? 0 : r;
 }
 
@@ -32,17 +41,18 @@ int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_node *ret_node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, ino);
 	struct kv_value value;
-	struct kv_node node;
+	struct kv_node node = {0};
+	size_t head;
 	int r = kv_view_get(view, &key, &value);
 
 	if (r < 0)
 		return r;
-	if (kv_inode_decode(ino, value.data, value.size, &node.inode) < 0)
+	if (kv_inode_decode(ino, value.data, value.size, &node.inode, &head) < 0)
 		return kv_index_damaged(view->index, &key, "inode");
 	if (value.held)
 		node.inode.flags |= KV_INODE_HELD;
-	node.tail = value.data + KV_INODE_RECORD_SIZE;
-	node.tail_size = value.size - KV_INODE_RECORD_SIZE;
+	node.tail = value.data + head;
+	node.tail_size = value.size - head;
 	r = node_load_state(view, &node);
 	if (r < 0)
 		return r;
@@ -67,37 +77,40 @@ int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_node *ret_no
 
 static int op_order(struct kv_op *op, struct kv_node *node, bool ordered)
 {
-	struct kv_key old =
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(node->ordered_ns), node->inode.ino);
-	struct kv_key key =
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(node->inode.last_use_ns), node->inode.ino);
-	bool moved = node->ordered != ordered || node->ordered_ns != node->inode.last_use_ns;
+	uint64_t order = node_order(node);
+	struct kv_key old = kv_key_pair(KV_TABLE_USE, node->order, node->inode.ino);
+	struct kv_key key = kv_key_pair(KV_TABLE_USE, order, node->inode.ino);
+	bool moved = node->ordered != ordered || node->order != order;
 
 	if (moved && node->ordered && kv_op_drop(op, &old, false) < 0)
 		return -ENOMEM;
 	if (moved && ordered && !kv_op_put(op, &key, 0, false))
 		return -ENOMEM;
 	node->ordered = ordered;
-	node->ordered_ns = node->inode.last_use_ns;
+	node->order = order;
 	return 0;
 }
 
 int kv_op_put_node(struct kv_op *op, struct kv_node *node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
+	uint8_t head[KV_INODE_HEAD_MAX];
+	size_t size = kv_inode_encode(&node->inode, head);
 	struct kv_record *record =
 		kv_record_new(kv_node_is_held(node) ? KV_RECORD_HELD : KV_RECORD_VALUE, &key,
-			KV_INODE_RECORD_SIZE + node->tail_size);
+			size + node->tail_size);
+	int r;
 
 	if (!record)
 		return -ENOMEM;
-	kv_inode_encode(&node->inode, record->value);
+	memcpy(record->value, head, size);
 	/* The tail may lie in the record that this one replaces: copy before, and follow it. */
 	if (node->tail_size > 0)
-		memcpy(record->value + KV_INODE_RECORD_SIZE, node->tail, node->tail_size);
-	node->tail = record->value + KV_INODE_RECORD_SIZE;
+		memcpy(record->value + size, node->tail, node->tail_size);
+	node->tail = record->value + size;
 	kv_overlay_put(&op->layer, record);
-	return op_order(op, node, node_belongs_in_order(node));
+	r = op_order(op, node, node_belongs_in_order(node));
+	return r < 0 ? r : kv_op_count_node(op, node, false);
 }
 
 int kv_op_drop_node(struct kv_op *op, struct kv_node *node)
@@ -105,6 +118,8 @@ int kv_op_drop_node(struct kv_op *op, struct kv_node *node)
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
 	int r = op_order(op, node, false);
 
+	if (r == 0)
+		r = kv_op_count_node(op, node, true);
 	if (r < 0)
 		return r;
 	if (kv_node_is_held(node))

@@ -129,6 +129,7 @@ int kv_op_add_link(struct kv_op *op, struct kv_node *node, const struct kv_place
 static int op_promote_link(struct kv_op *op, struct kv_node *node)
 {
 	struct kv_link_walk walk = {.first_done = true};
+	struct kv_node directory;
 	struct kv_place place;
 	int r = kv_view_next_link(&op->view, node, &walk, &place);
 
@@ -140,7 +141,14 @@ static int op_promote_link(struct kv_op *op, struct kv_node *node)
 	r = op_drop_link(op, node, &place);
 	node->inode.parent = place.parent;
 	node->inode.cookie = place.cookie;
-	return r;
+	if (r == 0)
+		r = kv_view_node(&op->view, place.parent, &directory);
+	if (r < 0)
+		return r;
+	/* A name goes whatever the quota there is: the domain evicts. */
+	op->domains.moved |= node->inode.domain != directory.inode.domain;
+	node->inode.domain = directory.inode.domain;
+	return 0;
 }
 
 int kv_op_remove_link(struct kv_op *op, struct kv_node *node, const struct kv_place *place)
@@ -192,6 +200,7 @@ int kv_op_make_orphan(struct kv_op *op, struct kv_node *node)
 
 	assert(node->inode.nlink == 0 && node->inode.cookie == 0);
 	node->orphan = true;
+	node->inode.flags &= ~KV_INODE_PINNED;
 	return kv_op_put(op, &key, 0, kv_node_is_held(node)) ? 0 : -ENOMEM;
 }
 

@@ -30,10 +30,11 @@ static int make_check(const struct kv_make *make)
 	return kv_name_check(&name);
 }
 
-static struct kv_node make_node(
-	const struct kv_make *make, uint64_t ino, const struct kv_place *place)
+static struct kv_node make_node(const struct kv_make *make, uint64_t ino,
+	const struct kv_place *place, const struct kv_node *directory)
 {
 	bool link = S_ISLNK(make->mode);
+	uint32_t pinned = link ? 0 : directory->inode.flags & KV_INODE_PINNED;
 
 	return (struct kv_node){
 		.inode =
@@ -48,8 +49,9 @@ static struct kv_node make_node(
 				.mtime_ns = make->now_ns,
 				.ctime_ns = make->now_ns,
 				.btime_ns = make->now_ns,
-				.last_use_ns = make->now_ns,
-				.flags = make->hold ? KV_INODE_HELD : 0,
+				.last_use_ns = kv_use_round(make->now_ns),
+				.flags = pinned | (make->hold ? KV_INODE_HELD : 0),
+				.domain = directory->inode.domain,
 				.parent = place->parent,
 				.cookie = place->cookie,
 			},
@@ -69,7 +71,7 @@ static int make(struct kv_op *op, const struct kv_make *make, struct kv_node *re
 		r = kv_view_free_place(&op->view, make->parent, &name, &entry.place);
 	if (r < 0)
 		return r;
-	*ret_node = make_node(make, kv_op_new_ino(op), &entry.place);
+	*ret_node = make_node(make, kv_op_new_ino(op), &entry.place, &directory);
 	entry.record = (struct kv_dirent_record){
 		.ino = ret_node->inode.ino,
 		.type = ret_node->inode.mode & S_IFMT,
@@ -207,6 +209,8 @@ static int unlink_name(struct kv_op *op, const struct unlink *unlink, struct kv_
 	kv_node_changed(&directory, unlink->now_ns);
 	if (unlink->directory)
 		r = kv_op_count_subdirectory(op, &directory, -1);
+	if (r == 0 && unlink->directory)
+		r = kv_op_end_domain(op, node);
 	if (r == 0)
 		r = kv_op_put_unlinked(op, node);
 	return r < 0 ? r : kv_op_put_node(op, &directory);

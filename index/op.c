@@ -51,13 +51,14 @@ static void op_apply(struct kv_op *op)
 int kv_op_end(struct kv_op *op, int r)
 {
 	struct kv_index *index = op->index;
-	bool applied = r >= 0 && op->layer.count > 0;
+	bool applied = r >= 0 && (op->layer.count > 0 || op->domains.count > 0);
 
 	assert(r < 0 || op->layer.count > 0 || op->space.count == 0);
 	op->sequence = atomic_load_explicit(&index->sequence, memory_order_relaxed);
 	kv_view_done(&op->view);
 	if (applied)
 		op_apply(op);
+	kv_domain_op_end(op, applied);
 	kv_space_op_end(op, applied);
 	(void)pthread_rwlock_unlock(&index->lock);
 	kv_overlay_done(&op->layer);

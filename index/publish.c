@@ -364,7 +364,8 @@ static void publish_attributes(struct publish *publish)
 	inode->ctime_ns = content->ctime_ns;
 	/* A quarantined inode stays the first to be evicted. */
 	if (!(inode->flags & KV_INODE_QUARANTINED))
-		inode->last_use_ns = content->last_use_ns;
+		inode->last_use_ns = kv_use_round(content->last_use_ns);
+	inode->flags &= ~KV_INODE_READ;
 }
 
 static int publish_inode(struct publish *publish, uint64_t ino)

@@ -77,6 +77,11 @@ static int reap_inode(struct reap *reap, uint64_t ino)
 		return -EBUSY;
 	if (!reap->node.orphan)
 		return -ENOENT;
+	if (S_ISDIR(reap->node.inode.mode)) {
+		r = kv_view_is_empty(&op->view, ino);
+		if (r != 1)
+			return r < 0 ? r : -ENOTEMPTY;
+	}
 	left = reap_map(reap);
 	if (left < 0)
 		return left;

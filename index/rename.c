@@ -113,6 +113,41 @@ static int renaming_check(struct renaming *renaming)
 	return r;
 }
 
+/* ---- Quotas ---- */
+
+/* What SIDE names comes to TO's directory: to its domain, too, if that was its first name. */
+static int change_domain(struct renaming *renaming, struct side *side, const struct side *to)
+{
+	uint32_t domain = to->directory->inode.domain;
+	struct kv_node *node = &side->node;
+	const struct kv_place *place = &side->entry.place;
+	int empty;
+
+	if (side->directory->inode.domain == domain)
+		return 0;
+	if (!S_ISDIR(node->inode.mode))
+		return node->inode.parent == place->parent && node->inode.cookie == place->cookie
+			       ? kv_op_move_node(renaming->op, node, domain)
+			       : 0;
+	if (kv_node_is_domain(renaming->op->index, node))
+		return 0;
+	/* Millions of files may be below it: the caller copies, as between filesystems. */
+	empty = kv_view_is_empty(&renaming->op->view, node->inode.ino);
+	if (empty != 1)
+		return empty < 0 ? empty : -EXDEV;
+	return kv_op_move_node(renaming->op, node, domain);
+}
+
+static int change_domains(struct renaming *renaming)
+{
+	bool exchange = renaming->rename->flags & RENAME_EXCHANGE;
+	int r = change_domain(renaming, &renaming->from, &renaming->to);
+
+	if (r == 0 && exchange)
+		r = change_domain(renaming, &renaming->to, &renaming->from);
+	return r;
+}
+
 /* ---- Changes ---- */
 
 /* A directory moves from one parent to another. */
@@ -123,6 +158,7 @@ static int move_subdirectory(struct renaming *renaming, const struct side *side,
 
 	if (!S_ISDIR(side->node.inode.mode) || from == to)
 		return 0;
+	renaming->op->domains.directory_moved = true;
 	r = kv_op_count_subdirectory(renaming->op, from, -1);
 	return r < 0 ? r : kv_op_count_subdirectory(renaming->op, to, 1);
 }
@@ -174,6 +210,8 @@ static int displace(struct renaming *renaming)
 
 	if (r == 0 && S_ISDIR(to->node.inode.mode))
 		r = kv_op_count_subdirectory(renaming->op, to->directory, -1);
+	if (r == 0 && S_ISDIR(to->node.inode.mode))
+		r = kv_op_end_domain(renaming->op, &to->node);
 	if (r < 0)
 		return r;
 	to->node.inode.ctime_ns = renaming->rename->now_ns;
@@ -212,6 +250,8 @@ static int rename_names(struct renaming *renaming)
 		return 0;
 	}
 	r = renaming_check(renaming);
+	if (r == 0)
+		r = change_domains(renaming);
 	if (r == 0)
 		r = rename->flags & RENAME_EXCHANGE ? exchange(renaming) : move(renaming);
 	if (r < 0)

@@ -7,6 +7,8 @@
 /* Before all real times: a quarantined inode is the first to be evicted. */
 #define OLDEST_NS INT64_MIN
 
+static_assert((INT64_MIN & ((1 << KV_USE_SHIFT) - 1)) == 0, "a time that is kept as it is");
+
 int kv_index_touch(
 	struct kv_index *index, uint64_t ino, int64_t last_use_ns, uint32_t hits, int64_t atime_ns)
 {
@@ -22,7 +24,9 @@ int kv_index_touch(
 
 		node.inode.hits += (uint32_t)kv_min_u64(hits, room);
 		if (!(node.inode.flags & KV_INODE_QUARANTINED))
-			node.inode.last_use_ns = last_use_ns;
+			node.inode.last_use_ns = kv_use_round(last_use_ns);
+		if (hits > 0)
+			node.inode.flags |= KV_INODE_READ;
 		if (atime_ns != INT64_MIN)
 			node.inode.atime_ns = atime_ns;
 		r = kv_op_put_node(&op, &node);
@@ -30,35 +34,138 @@ int kv_index_touch(
 	return kv_op_end(&op, r);
 }
 
-static ssize_t oldest(
-	struct kv_view *view, struct kv_key start, struct kv_index_use *ret_uses, size_t capacity)
-{
-	_cleanup_iter_ struct kv_iter iter = {0};
-	struct kv_key key;
-	struct kv_value value;
-	size_t count = 0;
-	int r = kv_iter_init(&iter, view, &start, KV_KEY_TABLE_SIZE);
+/* ---- The oldest ---- */
 
-	while (r >= 0 && count < capacity && (r = kv_iter_next(&iter, &key, &value)) == 1) {
-		ret_uses[count].last_use_ns = kv_ns_of_order(kv_key_a(&key));
-		ret_uses[count++].ino = kv_key_b(&key);
-	}
-	return r < 0 ? r : (ssize_t)count;
+/* One list of the use order, and the next in it. */
+struct list {
+	uint32_t domain;
+	unsigned use_class;
+	uint64_t order;
+	uint64_t ino;
+};
+
+struct merge {
+	struct kv_view *view;
+	const struct kv_index_scope *scope;
+	struct list *lists;
+	size_t count;
+};
+
+/* The first of LIST at or behind its place: 1, or 0 at its end. */
+static int list_seek(const struct merge *merge, struct list *list)
+{
+	const int64_t before_ns = merge->scope->before_ns;
+	uint64_t end = kv_use_order(list->domain, list->use_class + 1, INT64_MIN);
+	struct kv_key key = kv_key_pair(KV_TABLE_USE, list->order, list->ino);
+	struct kv_value value;
+	int r = kv_view_seek(merge->view, KV_KEY_TABLE_SIZE, &key, &value);
+
+	if (r != 1)
+		return r;
+	list->order = kv_key_a(&key);
+	list->ino = kv_key_b(&key);
+	return list->order < end && (before_ns == 0 || kv_use_ns(list->order) < before_ns);
 }
 
-ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_use *after,
-	struct kv_index_use *ret_uses, size_t capacity)
+static int merge_add(
+	struct merge *merge, uint32_t domain, unsigned use_class, const struct kv_index_use *after)
 {
-	struct kv_key start = kv_key_pair(KV_TABLE_USE, 0, 0);
+	int64_t ns = after ? after->last_use_ns : INT64_MIN;
+	struct list list = {
+		.domain = domain,
+		.use_class = use_class,
+		.order = kv_use_order(domain, use_class, ns),
+		.ino = after ? after->ino + 1 : 1, /* behind the padding */
+	};
+	int r = list_seek(merge, &list);
+
+	if (r == 1)
+		merge->lists[merge->count++] = list;
+	return r < 0 ? r : 0;
+}
+
+static int merge_init(struct merge *merge, const struct kv_index_use *after)
+{
+	const struct kv_domain *domains = merge->view->index->domains;
+	uint32_t first = merge->scope->domain;
+	uint32_t end = first + 1;
+	int r = 0;
+
+	if (first == KV_DOMAIN_ANY) {
+		first = 0;
+		end = kv_index_domain_count(merge->view->index);
+	}
+	merge->lists = calloc(end - first, _KV_USE_CLASS_MAX * sizeof(*merge->lists));
+	if (!merge->lists)
+		return -ENOMEM;
+	for (uint32_t i = first; i < end && r == 0; i++) {
+		if (atomic_load_explicit(&domains[i].state, memory_order_relaxed) ==
+				KV_DOMAIN_NONE ||
+			atomic_load_explicit(&domains[i].inodes, memory_order_relaxed) == 0)
+			continue;
+		r = merge_add(merge, i, KV_USE_UNREAD, after);
+		if (r == 0 && !merge->scope->unread)
+			r = merge_add(merge, i, KV_USE_READ, after);
+	}
+	return r;
+}
+
+/* By time, then by number: the order does not depend on the lists. */
+static struct list *merge_least(const struct merge *merge)
+{
+	struct list *least = NULL;
+
+	for (size_t i = 0; i < merge->count; i++) {
+		struct list *list = &merge->lists[i];
+		int64_t ns = kv_use_ns(list->order);
+
+		if (!least || ns < kv_use_ns(least->order) ||
+			(ns == kv_use_ns(least->order) && list->ino < least->ino))
+			least = list;
+	}
+	return least;
+}
+
+static ssize_t merge_take(struct merge *merge, struct kv_index_use *ret_uses, size_t capacity)
+{
+	size_t count = 0;
+
+	while (count < capacity && merge->count > 0) {
+		struct list *list = merge_least(merge);
+		int r;
+
+		ret_uses[count++] = (struct kv_index_use){
+			.last_use_ns = kv_use_ns(list->order),
+			.ino = list->ino,
+			.domain = list->domain,
+			.unread = list->use_class == KV_USE_UNREAD,
+		};
+		list->ino++;
+		r = list_seek(merge, list);
+		if (r < 0)
+			return r;
+		if (r == 0)
+			*list = merge->lists[--merge->count];
+	}
+	return (ssize_t)count;
+}
+
+ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_scope *scope,
+	const struct kv_index_use *after, struct kv_index_use *ret_uses, size_t capacity)
+{
+	static const struct kv_index_scope all = {.domain = KV_DOMAIN_ANY};
+	struct merge merge = {.scope = scope ? scope : &all};
 	struct kv_view view;
 	ssize_t r;
 
-	if (after)
-		start = kv_key_pair(
-			KV_TABLE_USE, kv_order_of_ns(after->last_use_ns), after->ino + 1);
+	assert(merge.scope->domain == KV_DOMAIN_ANY || merge.scope->domain < KV_DOMAINS_MAX);
 	kv_view_begin(&view, index);
-	r = oldest(&view, start, ret_uses, capacity);
+	merge.view = &view;
+	r = merge_init(&merge, after);
+	if (r == 0)
+		r = merge_take(&merge, ret_uses, capacity);
 	kv_view_end(&view);
+	free(merge.lists);
 	return r;
 }
 
@@ -82,8 +189,9 @@ static int evict_name(struct evict *evict, const struct kv_place *place)
 	struct kv_node directory;
 	int r = kv_view_entry_at(&op->view, place, &entry);
 
+	/* Which may be a retired one that is still being worked off. */
 	if (r == 0)
-		r = kv_view_directory(&op->view, place->parent, &directory);
+		r = kv_view_node(&op->view, place->parent, &directory);
 	if (r == 0)
 		r = kv_op_drop_entry(op, &entry);
 	if (r < 0)
@@ -129,6 +237,7 @@ static int evict_inode(struct evict *evict, uint64_t ino)
 		return r;
 	node->inode.nlink = 0;
 	node->inode.cookie = 0;
+	node->inode.flags &= ~KV_INODE_PINNED;
 	if (had_names)
 		node->inode.ctime_ns = evict->now_ns;
 	if (evict->quarantine && !node->orphan && !kv_node_is_held(node)) {

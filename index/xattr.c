@@ -260,6 +260,59 @@ int kv_index_xattr_remove(struct kv_index *index, uint64_t ino, const char *name
 	return kv_op_end(&op, r);
 }
 
+int kv_op_copy_xattrs(struct kv_op *op, const struct kv_node *from, const struct kv_node *to)
+{
+	struct kv_key key = kv_key_pair(KV_TABLE_XATTR, from->inode.ino, 0);
+	struct kv_value value;
+	int r;
+
+	assert(kv_node_is_held(from) == kv_node_is_held(to));
+	while ((r = kv_view_seek(&op->view, KV_KEY_SINGLE_SIZE, &key, &value)) == 1) {
+		struct kv_key copy = kv_key_pair(KV_TABLE_XATTR, to->inode.ino, kv_key_b(&key));
+		uint8_t *data = kv_op_put(op, &copy, value.size, kv_node_is_held(to));
+
+		if (!data)
+			return -ENOMEM;
+		memcpy(data, value.data, value.size);
+		key = kv_key_pair(KV_TABLE_XATTR, from->inode.ino, kv_key_b(&key) + 1);
+	}
+	return r;
+}
+
+int kv_op_set_xattr(struct kv_op *op, const struct kv_node *node, const char *name,
+	const void *value, size_t size)
+{
+	struct probe probe = {.name = name, .length = strlen(name)};
+	struct kv_xattr_record record = {name, probe.length, value, size};
+	uint8_t *data;
+	int r = xattr_find(&op->view, node->inode.ino, &probe);
+
+	if (r == 0)
+		r = check_room(op, node->inode.ino, &probe, size);
+	if (r < 0)
+		return r;
+	data = kv_op_put(op, &probe.key, 1 + record.length + size, kv_node_is_held(node));
+	if (!data)
+		return -ENOMEM;
+	kv_xattr_encode(&record, data);
+	return 0;
+}
+
+int kv_view_xattr(struct kv_view *view, uint64_t ino, const char *name, const void **ret_value,
+	size_t *ret_size)
+{
+	struct probe probe = {.name = name, .length = strlen(name)};
+	int r = xattr_find(view, ino, &probe);
+
+	if (r == -ENOSPC || (r == 0 && !probe.found))
+		return -ENODATA;
+	if (r < 0)
+		return r;
+	*ret_value = probe.record.value;
+	*ret_size = probe.record.size;
+	return 0;
+}
+
 int kv_op_drop_xattrs(struct kv_op *op, const struct kv_node *node)
 {
 	struct kv_key key = kv_key_pair(KV_TABLE_XATTR, node->inode.ino, 0);

@@ -35,10 +35,14 @@ static void test_format__keys_sort_as_numbers(void **state)
 		kv_key_pair(KV_TABLE_MAP, 1, 256),
 		kv_key_pair(KV_TABLE_MAP, 255, 0),
 		kv_key_pair(KV_TABLE_MAP, 256, 0),
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(INT64_MIN), 9),
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(-1), 9),
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(0), 3),
-		kv_key_pair(KV_TABLE_USE, kv_order_of_ns(INT64_MAX), 1),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(0, 0, INT64_MIN), 0),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(0, 0, INT64_MIN), 9),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(0, 0, -1), 9),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(0, 0, 0), 3),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(0, 0, INT64_MAX), 1),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(0, 1, INT64_MIN), 0),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(1, 0, 5), 1),
+		kv_key_pair(KV_TABLE_USE, kv_use_order(KV_DOMAINS_MAX - 1, 2, INT64_MAX), 1),
 		kv_key_single(KV_TABLE_INODE, 1),
 		kv_key_single(KV_TABLE_INODE, UINT64_MAX),
 	};
@@ -52,7 +56,11 @@ static void test_format__keys_sort_as_numbers(void **state)
 		}
 	assert_int_equal(kv_key_a(&keys[3]), 1);
 	assert_int_equal(kv_key_b(&keys[3]), 256);
-	assert_int_equal(kv_ns_of_order(kv_order_of_ns(-12345)), -12345);
+	assert_int_equal(kv_use_ns(kv_use_order(7, 1, -12345)), kv_use_round(-12345));
+	assert_int_equal(kv_use_round(-12345), -4 * 4096);
+	assert_int_equal(kv_use_round(INT64_MIN), INT64_MIN);
+	assert_int_equal(kv_use_domain(kv_use_order(1023, 1, INT64_MAX)), 1023);
+	assert_int_equal(kv_use_class(kv_use_order(1023, 1, INT64_MAX)), 1);
 }
 
 /* Keys of a wrong length or an unknown table are refused. */
@@ -116,7 +124,7 @@ static void test_format__store_record(void **state)
 
 		data[bit / 8] ^= (uint8_t)(1u << bit % 8);
 		r = kv_store_decode(data, size, &record);
-		/* Bits of the format may make it look newer; nothing may make it look well. */
+		/* Bits of the format may make it look of another; nothing may make it look well. */
 		assert_true(r == -EUCLEAN || (r == -EPROTO && bit >= 64 && bit < 96));
 		data[bit / 8] ^= (uint8_t)(1u << bit % 8);
 	}
@@ -124,8 +132,8 @@ static void test_format__store_record(void **state)
 		assert_int_equal(kv_store_decode(data, cut, &record), -EUCLEAN);
 }
 
-/* A newer format is told from damage, and named. */
-static void test_format__newer_store_is_eproto(void **state)
+/* Another format is told from damage, and named. */
+static void test_format__other_store_is_eproto(void **state)
 {
 	uint8_t data[KV_STORE_RECORD_MAX];
 	struct kv_store_record record;
@@ -135,6 +143,9 @@ static void test_format__newer_store_is_eproto(void **state)
 	kv_put_le32(data + 8, KV_INDEX_FORMAT + 1);
 	assert_int_equal(kv_store_decode(data, 12, &record), -EPROTO);
 	assert_int_equal(record.store.format, KV_INDEX_FORMAT + 1);
+	kv_put_le32(data + 8, KV_INDEX_FORMAT - 1);
+	assert_int_equal(kv_store_decode(data, 12, &record), -EPROTO);
+	assert_int_equal(record.store.format, KV_INDEX_FORMAT - 1);
 }
 
 /* The state record comes back; impossible counters are refused. */
@@ -172,8 +183,9 @@ static struct kv_inode some_inode(void)
 		.mtime_ns = 8,
 		.ctime_ns = 9,
 		.btime_ns = 10,
-		.last_use_ns = 11,
+		.last_use_ns = 11 * 4096,
 		.hits = 12,
+		.domain = 13,
 		.parent = 1,
 		.cookie = 160,
 	};
@@ -184,25 +196,106 @@ static void test_format__inode_round_trip(void **state)
 {
 	struct kv_inode inode = some_inode();
 	struct kv_inode held = inode;
-	uint8_t data[KV_INODE_RECORD_SIZE];
+	uint8_t data[KV_INODE_HEAD_MAX];
 	struct kv_inode back;
+	size_t head;
+	size_t size;
 
 	(void)state;
 	held.flags |= KV_INODE_HELD;
-	kv_inode_encode(&held, data);
-	assert_int_equal(kv_inode_decode(5, data, sizeof(data), &back), 0);
+	size = kv_inode_encode(&held, data);
+	assert_int_equal(kv_inode_decode(5, data, size, &back, &head), 0);
+	assert_int_equal(head, size);
 	assert_memory_equal(&back, &inode, sizeof(back));
+}
+
+/* Extremes come back, and fit the buffer; nothing that was cut off is taken for an inode. */
+static void test_format__inode_extremes(void **state)
+{
+	struct kv_inode inode = {
+		.ino = INT64_MAX,
+		.mode = S_IFREG | 07777,
+		.uid = UINT32_MAX,
+		.gid = UINT32_MAX,
+		.nlink = UINT32_MAX,
+		.size = KV_FILE_SIZE_MAX,
+		.blocks = (uint64_t)UINT32_MAX * KV_CHUNK_BLOCKS,
+		.version = UINT64_MAX,
+		.atime_ns = INT64_MIN,
+		.mtime_ns = INT64_MAX,
+		.ctime_ns = INT64_MIN,
+		.btime_ns = INT64_MAX,
+		.last_use_ns = INT64_MIN,
+		.hits = UINT32_MAX,
+		.flags = KV_INODE_PINNED | KV_INODE_READ,
+		.domain = KV_DOMAINS_MAX - 1,
+		.parent = INT64_MAX - 1,
+		.cookie = INT64_MAX,
+	};
+	uint8_t data[KV_INODE_HEAD_MAX];
+	struct kv_inode back;
+	size_t head;
+	size_t size = kv_inode_encode(&inode, data);
+
+	(void)state;
+	assert_true(size <= sizeof(data));
+	assert_int_equal(kv_inode_decode(INT64_MAX, data, size, &back, &head), 0);
+	assert_memory_equal(&back, &inode, sizeof(back));
+	for (size_t cut = 0; cut < size; cut++)
+		assert_int_equal(kv_inode_decode(INT64_MAX, data, cut, &back, &head), -EUCLEAN);
+	/* A number that does not end, or is too large for its field. */
+	memset(data + 16, 0xff, sizeof(data) - 16);
+	assert_int_equal(kv_inode_decode(INT64_MAX, data, sizeof(data), &back, &head), -EUCLEAN);
+	inode.domain = KV_DOMAINS_MAX;
+	size = kv_inode_encode(&inode, data);
+	assert_int_equal(kv_inode_decode(INT64_MAX, data, size, &back, &head), -EUCLEAN);
+}
+
+/* A domain comes back; what cannot be is refused. */
+static void test_format__domain_record(void **state)
+{
+	struct kv_domain_record domain = {.ino = 7,
+		.limit = 100,
+		.used = 60,
+		.pinned = 50,
+		.inodes = 4,
+		.state = KV_DOMAIN_ADOPTING};
+	uint8_t data[KV_DOMAIN_RECORD_SIZE];
+	struct kv_domain_record back;
+
+	(void)state;
+	kv_domain_encode(&domain, data);
+	assert_int_equal(kv_domain_decode(data, sizeof(data), &back), 0);
+	assert_int_equal(back.ino, 7);
+	assert_int_equal(back.limit, 100);
+	assert_int_equal(back.used, 60);
+	assert_int_equal(back.pinned, 50);
+	assert_int_equal(back.inodes, 4);
+	assert_int_equal(back.state, KV_DOMAIN_ADOPTING);
+	assert_int_equal(kv_domain_decode(data, sizeof(data) - 1, &back), -EUCLEAN);
+	domain.pinned = 61;
+	kv_domain_encode(&domain, data);
+	assert_int_equal(kv_domain_decode(data, sizeof(data), &back), -EUCLEAN);
+	domain.pinned = 0;
+	domain.state = _KV_DOMAIN_STATE_MAX;
+	kv_domain_encode(&domain, data);
+	assert_int_equal(kv_domain_decode(data, sizeof(data), &back), -EUCLEAN);
+	domain.state = KV_DOMAIN_NONE;
+	kv_domain_encode(&domain, data);
+	assert_int_equal(kv_domain_decode(data, sizeof(data), &back), -EUCLEAN);
 }
 
 static int decode_changed(void (*change)(struct kv_inode *inode), uint64_t ino, size_t tail)
 {
-	uint8_t data[KV_INODE_RECORD_SIZE + KV_TARGET_MAX + 1] = {0};
+	uint8_t data[KV_INODE_HEAD_MAX + KV_TARGET_MAX + 1] = {0};
 	struct kv_inode inode = some_inode();
 	struct kv_inode back;
+	size_t head;
+	size_t size;
 
 	change(&inode);
-	kv_inode_encode(&inode, data);
-	return kv_inode_decode(ino, data, KV_INODE_RECORD_SIZE + tail, &back);
+	size = kv_inode_encode(&inode, data);
+	return kv_inode_decode(ino, data, size + tail, &back, &head);
 }
 
 static void no_change(struct kv_inode *inode)
@@ -243,6 +336,13 @@ static void set_unknown_flag(struct kv_inode *inode)
 static void name_quarantined(struct kv_inode *inode)
 {
 	inode->flags = KV_INODE_QUARANTINED;
+}
+
+static void pin_orphan(struct kv_inode *inode)
+{
+	inode->nlink = 0;
+	inode->cookie = 0;
+	inode->flags = KV_INODE_PINNED;
 }
 
 static void lose_links(struct kv_inode *inode)
@@ -295,6 +395,7 @@ static void test_format__inode_decode_checks(void **state)
 		{set_unknown_flag, 5, 0, -EUCLEAN},
 		{name_quarantined, 5, 0, -EUCLEAN},
 		{lose_links, 5, 0, -EUCLEAN},
+		{pin_orphan, 5, 0, -EUCLEAN},
 		{grow, 5, 0, -EUCLEAN},
 		{grow_blocks, 5, 0, -EUCLEAN},
 		{make_symlink, 5, 4, 0},
@@ -446,6 +547,8 @@ static void decode_everything(const uint8_t *data, size_t size)
 	struct kv_store_record store;
 	struct kv_state counters;
 	struct kv_inode inode;
+	struct kv_domain_record domain;
+	size_t head;
 	struct kv_dirent_record dirent;
 	struct kv_place place;
 	struct kv_xattr_record xattr;
@@ -458,7 +561,8 @@ static void decode_everything(const uint8_t *data, size_t size)
 	(void)kv_key_decode(data, size, &key);
 	(void)kv_store_decode(data, size, &store);
 	(void)kv_state_decode(data, size, &counters);
-	(void)kv_inode_decode(5, data, size, &inode);
+	(void)kv_inode_decode(5, data, size, &inode, &head);
+	(void)kv_domain_decode(data, size, &domain);
 	(void)kv_dirent_decode(data, size, &dirent);
 	(void)kv_link_decode(data, size, &place);
 	(void)kv_xattr_decode(data, size, &xattr);
@@ -519,9 +623,11 @@ int main(void)
 		cmocka_unit_test(test_format__key_decode_checks),
 		cmocka_unit_test(test_format__hash_base_is_a_cookie),
 		cmocka_unit_test(test_format__store_record),
-		cmocka_unit_test(test_format__newer_store_is_eproto),
+		cmocka_unit_test(test_format__other_store_is_eproto),
 		cmocka_unit_test(test_format__state_record),
 		cmocka_unit_test(test_format__inode_round_trip),
+		cmocka_unit_test(test_format__inode_extremes),
+		cmocka_unit_test(test_format__domain_record),
 		cmocka_unit_test(test_format__inode_decode_checks),
 		cmocka_unit_test(test_format__map_round_trip),
 		cmocka_unit_test(test_format__extents_are_checked),

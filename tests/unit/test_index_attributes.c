@@ -77,13 +77,13 @@ static void test_index_attributes__touch(void **state)
 	struct kv_inode dir = unit_make(unit, KV_ROOT_INO, "dir", S_IFDIR | 0755);
 	struct kv_inode held = unit_hold(unit, KV_ROOT_INO, "held");
 
-	assert_int_equal(kv_index_touch(unit->index, file.ino, 500, 2, INT64_MIN), 0);
+	assert_int_equal(kv_index_touch(unit->index, file.ino, 20500, 2, INT64_MIN), 0);
 	assert_int_equal(unit_get(unit, file.ino).hits, 2);
-	assert_int_equal(unit_get(unit, file.ino).last_use_ns, 500);
+	assert_int_equal(unit_get(unit, file.ino).last_use_ns, 20480); /* rounded */
 	assert_int_equal(unit_get(unit, file.ino).atime_ns, file.atime_ns);
-	assert_int_equal(kv_index_touch(unit->index, file.ino, 400, UINT32_MAX, 77), 0);
+	assert_int_equal(kv_index_touch(unit->index, file.ino, 4096, UINT32_MAX, 77), 0);
 	assert_int_equal(unit_get(unit, file.ino).hits, UINT32_MAX); /* no wrap */
-	assert_int_equal(unit_get(unit, file.ino).last_use_ns, 400);
+	assert_int_equal(unit_get(unit, file.ino).last_use_ns, 4096);
 	assert_int_equal(unit_get(unit, file.ino).atime_ns, 77);
 	assert_int_equal(kv_index_touch(unit->index, dir.ino, 1, 0, 2), 0);
 	assert_int_equal(kv_index_touch(unit->index, held.ino, 1, 0, 2), 0);

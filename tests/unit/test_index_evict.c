@@ -2,6 +2,9 @@
 /* Eviction: the use order, taking all names away, quarantine. */
 #include "unit_index.h"
 
+/* Times of use are kept in that. */
+#define GRAIN 4096
+
 static int setup(void **state)
 {
 	static struct unit unit;
@@ -42,25 +45,25 @@ static void test_index_evict__oldest_first(void **state)
 			unit_sync(unit);
 		/* Times on both sides of zero, in another order than the numbers. */
 		assert_int_equal(kv_index_touch(unit->index, inodes[i].ino,
-					 (int64_t)(i * 7 % 20) - 10, 1, INT64_MIN),
+					 ((int64_t)(i * 7 % 20) - 10) * GRAIN, 1, INT64_MIN),
 			0);
 	}
-	unit_unlink(unit, KV_ROOT_INO, "3"); /* used at -9 */
+	unit_unlink(unit, KV_ROOT_INO, "3"); /* used at -9 grains */
 	for (int round = 0; round < 2; round++) {
-		assert_int_equal(kv_index_oldest(unit->index, NULL, uses, 32), 19);
+		assert_int_equal(kv_index_oldest(unit->index, NULL, NULL, uses, 32), 19);
 		for (size_t i = 0; i < 19; i++) {
-			assert_int_equal(uses[i].last_use_ns, (int64_t)i - 10 + (i >= 1));
+			assert_int_equal(uses[i].last_use_ns, ((int64_t)i - 10 + (i >= 1)) * GRAIN);
 			assert_int_equal(
 				unit_get(unit, uses[i].ino).last_use_ns, uses[i].last_use_ns);
 		}
 		unit_reopen(unit);
 	}
-	for (ssize_t n; (n = kv_index_oldest(unit->index, count != 0 ? &uses[count - 1] : NULL,
-				 uses + count, 4)) > 0;)
+	for (ssize_t n; (n = kv_index_oldest(unit->index, NULL,
+				 count != 0 ? &uses[count - 1] : NULL, uses + count, 4)) > 0;)
 		count += (size_t)n;
 	assert_int_equal(count, 19);
-	assert_int_equal(uses[18].last_use_ns, 9);
-	assert_int_equal(kv_index_oldest(unit->index, &uses[18], uses, 4), 0);
+	assert_int_equal(uses[18].last_use_ns, 9 * GRAIN);
+	assert_int_equal(kv_index_oldest(unit->index, NULL, &uses[18], uses, 4), 0);
 }
 
 struct told {
@@ -110,7 +113,7 @@ static void test_index_evict__takes_every_name(void **state)
 	assert_int_equal(unit_lookup(unit, dir.ino, "c"), 0);
 	assert_int_equal(unit_get(unit, dir.ino).mtime_ns, 555);
 	assert_int_equal(unit_get(unit, file.ino).nlink, 0);
-	assert_int_equal(kv_index_oldest(unit->index, NULL, &use, 1), 0);
+	assert_int_equal(kv_index_oldest(unit->index, NULL, NULL, &use, 1), 0);
 	assert_int_equal(unit_try_unlink(unit, KV_ROOT_INO, "dir", true), 0);
 	assert_int_equal(unit_space(unit).used, 9);
 	unit_check(unit);
@@ -154,7 +157,7 @@ static void test_index_evict__quarantine(void **state)
 	for (int round = 0; round < 2; round++) {
 		assert_int_equal(unit_lookup(unit, KV_ROOT_INO, "bad"), 0);
 		assert_int_equal(unit_space(unit).used, 8);
-		assert_int_equal(kv_index_oldest(unit->index, NULL, uses, 2), 2);
+		assert_int_equal(kv_index_oldest(unit->index, NULL, NULL, uses, 2), 2);
 		assert_int_equal(uses[0].ino, bad.ino);
 		assert_int_equal(uses[0].last_use_ns, INT64_MIN);
 		assert_true(unit_get(unit, bad.ino).flags & KV_INODE_QUARANTINED);
@@ -171,7 +174,7 @@ static void test_index_evict__quarantine(void **state)
 	unit_check(unit);
 	assert_int_equal(kv_index_evict(unit->index, bad.ino, INT64_MIN, false, 1, NULL, NULL), 0);
 	unit_check(unit);
-	assert_int_equal(kv_index_oldest(unit->index, NULL, uses, 2), 1);
+	assert_int_equal(kv_index_oldest(unit->index, NULL, NULL, uses, 2), 1);
 	assert_int_equal(kv_index_touch(unit->index, bad.ino, 999, 1, 1), 0);
 	unit_check(unit);
 	unit_reap(unit, bad.ino);

@@ -159,7 +159,7 @@ static void read_all(struct unit *unit)
 				kv_index_lookup(index, ino, NAMES[i], strlen(NAMES[i]), &inode));
 	}
 	(void)allowed(kv_index_orphans(index, 0, inos, INOS));
-	(void)allowed(kv_index_oldest(index, NULL, uses, INOS));
+	(void)allowed(kv_index_oldest(index, NULL, NULL, uses, INOS));
 	assert_true(kv_index_check(index, NULL, NULL) >= 0);
 }
 
