@@ -320,6 +320,8 @@ int kv_version_truncate(struct kv_version *version, uint64_t size)
 	kv_writer_done(&writer);
 	if (r == 0) {
 		(void)pthread_mutex_lock(&version->lock);
+		/* Who cuts what did not fit has seen to it. */
+		version->quota.refused = false;
 		version->size = size;
 		(void)pthread_mutex_unlock(&version->lock);
 		changed(version);

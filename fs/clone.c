@@ -59,13 +59,29 @@ static int look_up(struct kv_version *from, uint32_t number, struct shared *ret_
 	return from->damaged ? -EIO : 0;
 }
 
+static int take_extents(struct kv_version *version, uint32_t to, const struct shared *shared)
+{
+	struct kv_slot *slot;
+	KV_LOCKED(&version->lock);
+	int r = kv_slot_get(version, to, &slot);
+
+	if (r == 0)
+		r = kv_slot_set_extents(slot, shared->extents, shared->extent_count);
+	if (r < 0)
+		return r;
+	slot->state = KV_CHUNK_COLD;
+	slot->sum = shared->sum;
+	slot->flags |= KV_SLOT_SHARED;
+	version->blocks += shared->blocks;
+	return 0;
+}
+
 static int share_chunk(
 	struct kv_writer *writer, uint32_t to, struct kv_version *from, uint32_t number)
 {
 	uint64_t first = (uint64_t)to * KV_CHUNK_BLOCKS;
 	struct kv_version *version = writer->version;
 	struct shared shared;
-	struct kv_slot *slot;
 	int r;
 
 	r = look_up(from, number, &shared);
@@ -76,17 +92,12 @@ static int share_chunk(
 		r = kv_chunk_drop(writer, to);
 	if (r < 0 || shared.extent_count == 0)
 		return r;
-	KV_LOCKED(&version->lock);
-	r = kv_slot_get(version, to, &slot);
-	if (r == 0)
-		r = kv_slot_set_extents(slot, shared.extents, shared.extent_count);
+	r = kv_quota_promise(version, shared.blocks);
 	if (r < 0)
 		return r;
-	slot->state = KV_CHUNK_COLD;
-	slot->sum = shared.sum;
-	slot->flags |= KV_SLOT_SHARED;
-	version->blocks += shared.blocks;
-	return 0;
+	r = take_extents(version, to, &shared);
+	kv_quota_grown(version, shared.blocks);
+	return r;
 }
 
 static int copy_piece(struct kv_writer *writer, struct kv_version *from, uint64_t from_offset,

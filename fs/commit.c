@@ -415,5 +415,6 @@ void *kv_commit_main(void *arg)
 		}
 		settle_batch(core, &batch);
 		kv_store_evict_kick(core);
+		kv_quota_kick(core);
 	}
 }

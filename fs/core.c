@@ -258,6 +258,8 @@ static void core_init_locks(struct kv_core *core)
 	(void)pthread_mutex_init(&core->evictor.lock, NULL);
 	kv_cond_init(&core->evictor.wanted);
 	kv_cond_init(&core->evictor.done);
+	(void)pthread_mutex_init(&core->quotas.lock, NULL);
+	kv_cond_init(&core->quotas.changed);
 	(void)pthread_mutex_init(&core->reaper.lock, NULL);
 	kv_cond_init(&core->reaper.cond);
 	kv_cond_init(&core->reaper.idle);
@@ -266,8 +268,10 @@ static void core_init_locks(struct kv_core *core)
 
 static int core_start(struct kv_core *core)
 {
-	int r = kv_fill_start(core);
+	int r = kv_lease_start(core);
 
+	if (r >= 0)
+		r = kv_fill_start(core);
 	if (r >= 0)
 		r = kv_writeback_start(core);
 	if (r >= 0)
@@ -325,6 +329,7 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 			ret_error, error_size, "cannot start the worker threads: %s", strerror(-r));
 		core_stop(core);
 		kv_dram_free(core->dram);
+		free(core->leases);
 		free(core);
 		return r;
 	}
@@ -349,6 +354,7 @@ struct kv_core *kv_core_free(struct kv_core *core)
 	if (r < 0)
 		kv_log_error("core", "last commit failed error=%s", strerror(-r));
 	kv_dram_free(core->dram);
+	free(core->leases);
 	free(core);
 	return NULL;
 }

@@ -42,6 +42,7 @@
 #include "fs/store.h"
 
 struct kv_core;
+struct kv_inode;
 struct kv_file;
 struct kv_version;
 
@@ -57,6 +58,9 @@ struct kv_core_hooks {
 	void (*name_gone)(void *arg, uint64_t parent, const char *name, size_t length);
 	/* Version VERSION of INO became wholly resident while it was open as a stream. */
 	void (*became_hot)(void *arg, uint64_t ino);
+	/* INODE, below a directory that was retired, has lost its last name: kv_core_orphan is to
+	 * be called when the FUSE side does not need it any more. NULL: at once. */
+	void (*orphaned)(void *arg, const struct kv_inode *inode);
 };
 
 struct kv_core_options {
@@ -100,6 +104,14 @@ int kv_core_sync(struct kv_core *core);
  */
 void kv_core_orphan(struct kv_core *core, uint64_t ino);
 
+/*
+ * Sets, changes or takes away (LIMIT_BLOCKS 0) the quota of directory INO, and waits until what is
+ * below it has joined; kv_index_quota_set's errors.
+ */
+int kv_core_set_quota(struct kv_core *core, uint64_t ino, uint64_t limit_blocks);
+/* Makes domains that hold more than their limits evict, in the background. */
+void kv_quota_kick(struct kv_core *core);
+
 /* ---- Files ---- */
 
 /* The file of INO, made if it is not in memory. A reference; nodes hold one each. -ENOMEM. */
@@ -139,6 +151,14 @@ int kv_file_wait_published(struct kv_file *file, unsigned wait_ms);
  * once a second a file. */
 void kv_file_touch(struct kv_file *file);
 
+/*
+ * INO was looked up or opened: it is not evicted within the lease (K2). True if it had none: then
+ * eviction may just have taken it, and only a look at the index from now on tells.
+ */
+bool kv_core_lease(struct kv_core *core, uint64_t ino);
+/* Milliseconds that are left of the lease, 0 if there is none. */
+int64_t kv_core_lease_left(struct kv_core *core, uint64_t ino);
+
 /* Writes the uses counted since then to the index now: for who wants to read them there. */
 void kv_file_note_uses(struct kv_file *file);
 
@@ -173,7 +193,8 @@ void kv_version_set_times(struct kv_version *version, int64_t mtime_ns, int64_t 
 
 /*
  * Publishes: VERSION becomes the file's current one, readable at once, its write-back is queued.
- * From now on it never changes. -EALREADY if it is published. -EIO if a write to it failed before.
+ * From now on it never changes. -EALREADY if it is published. -EIO if a write to it failed before,
+ * -EDQUOT if it did not fit its quota.
  */
 int kv_version_publish(struct kv_version *version);
 /*
@@ -243,8 +264,9 @@ int kv_version_seek(struct kv_version *version, uint64_t offset, int whence, uin
 
 /*
  * Writes all of SIZE bytes or fails. Space in the store is reserved before anything is changed
- * (-ENOSPC only if nothing can be evicted), DRAM is charged; waits when write-back is behind.
- * -EFBIG.
+ * (-ENOSPC only if nothing can be evicted; -EDQUOT the same within a directory's quota), DRAM is
+ * charged; waits when write-back is behind. -EFBIG. After -EDQUOT the version cannot be published
+ * unless it is truncated: half a file is not kept.
  */
 int kv_version_write(struct kv_version *version, const void *memory, size_t size, uint64_t offset);
 int kv_version_truncate(struct kv_version *version, uint64_t size);

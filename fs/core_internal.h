@@ -21,6 +21,8 @@
  *   evict.c        DRAM eviction
  *   reap.c         orphans
  *   evict_store.c  store eviction
+ *   quota.c        promises of quotas, eviction within them
+ *   lease.c        who was looked up or opened of late
  *
  * Locks, outermost first: shard (a file's members), version, leaves (index, space, DRAM, lists,
  * parks). A derived version may be locked before its base, never the other way round. The mutex
@@ -61,8 +63,6 @@
 /* A base that waits for its own commit may itself have such a base; beyond this depth writers wait.
  */
 #define KV_BASE_DEPTH_MAX 8u
-/* Files used within that time are the last to be evicted from the store. */
-#define KV_LEASE_NS INT64_C(10000000000)
 
 enum kv_slot_flag {
 	KV_SLOT_BUSY = 1u << 0,      /* one thread prepares or fills it; the others wait */
@@ -141,6 +141,18 @@ struct kv_source {
 	struct kv_version *version;
 };
 
+/* What a version was promised of its domain's quota. Guarded by the version's lock. */
+struct kv_quota {
+	uint64_t epoch;  /* of the domains, when DOMAIN, PINNED and CREDIT were looked up */
+	uint32_t domain; /* as all here but CREDIT and PENDING 0 before the first write */
+	bool known;
+	bool pinned;
+	bool refused;      /* a write did not fit: half of the content is missing */
+	uint64_t credit;   /* blocks that the file has already, and gives up for this version */
+	uint64_t pending;  /* blocks that writes under way will add */
+	uint64_t promised; /* blocks, of DOMAIN */
+};
+
 struct kv_version {
 	_Atomic unsigned refs; /* goes down under the shard's lock only */
 	struct kv_file *file;  /* counted */
@@ -199,6 +211,7 @@ struct kv_version {
 	uint64_t dirty;     /* blocks */
 	uint64_t charged;   /* blocks */
 	uint64_t object_size;
+	struct kv_quota quota;
 	uint64_t sequence; /* of the commit's operation */
 	int64_t mtime_ns;
 	int64_t ctime_ns;
@@ -279,6 +292,7 @@ struct kv_core {
 	_Atomic bool stopping;    /* waits end */
 	_Atomic unsigned write_errors[KV_DEVICES_MAX];
 	_Atomic unsigned flush_failures;
+	_Atomic uint32_t *leases; /* see lease.c */
 	pthread_t threads[KV_THREADS_MAX];
 	unsigned thread_count;
 
@@ -321,11 +335,17 @@ struct kv_core {
 		uint64_t need;      /* blocks somebody waits for */
 		uint64_t begun;     /* rounds */
 		uint64_t ended;     /* rounds */
-		int64_t evicted_ms; /* last eviction; the evictor's own */
+		_Atomic int64_t evicted_ms; /* last eviction */
 		uint64_t barren;    /* number of the last round that found nothing to evict */
 		bool kicked;
 		bool stop;
 	} evictor;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t changed; /* a flag below went down */
+		bool evicting[KV_DOMAINS_MAX]; /* somebody makes room in it */
+		bool walking;                  /* kv_core_set_quota */
+	} quotas;
 	struct {
 		pthread_mutex_t lock;
 		pthread_cond_t cond;
@@ -350,7 +370,8 @@ void kv_park_wake(struct kv_core *core, const void *key);
 /* Charges DRAM, waiting up to PATIENCE_MS; wakes the evictor. -EAGAIN if DRAM stays short. */
 int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms);
 void kv_core_uncharge(struct kv_core *core, uint64_t bytes);
-/* Promises blocks of the store; evicts and waits when it is full. */
+/* Promises blocks of the store; evicts and waits when it is full: also, as long as leases run, for
+ * their end. */
 int kv_core_reserve(struct kv_core *core, uint64_t blocks);
 /* Holds a writer back while too much is dirty. */
 void kv_core_throttle(struct kv_core *core);
@@ -475,6 +496,7 @@ int kv_version_read_span(struct kv_version *version, const struct kv_span *span,
 struct kv_writer {
 	struct kv_version *version;
 	uint64_t promised; /* blocks reserved and not used yet */
+	uint64_t growth;   /* blocks that this will add to the version, promised by the quota */
 };
 /* Writes what lies inside one chunk. Sizes are the caller's. */
 int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory);
@@ -586,6 +608,35 @@ void kv_store_evict_stop(struct kv_core *core);
 void kv_reap_drain(struct kv_core *core, unsigned ms);
 /* Wakes the store evictor if free space is low. */
 void kv_store_evict_kick(struct kv_core *core);
+/* Evicts files of SCOPE, oldest first, until ENOUGH says so. */
+struct kv_eviction {
+	uint32_t domain; /* or KV_DOMAIN_ANY */
+	bool (*enough)(struct kv_core *core, const struct kv_eviction *eviction);
+	uint64_t wanted; /* blocks, for ENOUGH */
+	uint64_t blocks; /* of those evicted that are, or will be, free */
+	unsigned evicted;
+	unsigned leased; /* files that are kept only because of their leases */
+};
+void kv_evict_files(struct kv_core *core, struct kv_eviction *eviction);
+/* Waits a little for what is under way: false if there was nothing. */
+bool kv_evict_wait(struct kv_core *core);
+/* How long a writer waits for room that may still come. */
+int64_t kv_evict_patience_ms(const struct kv_core *core);
+
+/* ---- quota.c, lease.c ---- */
+
+/* Promises VERSION to grow by GROWTH blocks: -EDQUOT. Evicts within its domain and waits. */
+int kv_quota_promise(struct kv_version *version, uint64_t growth);
+/* What was promised is in version->blocks now, or will not come. */
+void kv_quota_grown(struct kv_version *version, uint64_t growth);
+/* The index counts VERSION's blocks by now, or it is gone. */
+void kv_quota_drop_locked(struct kv_version *version);
+/* Evicts in every domain that holds more than its limit. */
+void kv_quota_trim(struct kv_core *core);
+/* Goes on with the walks that a crash left. */
+void kv_quota_resume(struct kv_core *core);
+int kv_lease_start(struct kv_core *core);
+
 /* Takes every name from INO and tells the FUSE side. */
 int kv_core_unname(
 	struct kv_core *core, uint64_t ino, int64_t expected_last_use_ns, bool quarantine);

@@ -11,12 +11,16 @@
 #include <inttypes.h>
 
 #define CANDIDATES_AT_ONCE 64u
-/* With the lease in force that many candidates are looked at in vain before it is ignored. */
-#define LEASED_MAX 4096u
+/* The index rounds times of use down to that. */
+#define GRAIN_NS 4096
+/* So many files that are kept are looked at before a round gives up for now. */
+#define KEPT_MAX 4096u
 #define ROUNDS_MAX 200u
-/* How long one round waits, in slices, for what is under way. */
+/* How long one round waits, in slices and in all, for what is under way. */
 #define SLICE_MS 50u
-#define SLICES_MAX 200u
+#define PATIENCE_MS 10000u
+/* ... and behind the end of the last lease. */
+#define LEASE_SLACK_MS 2000u
 #define PINNED_SLICE_MS 5u
 /*
  * Looks in vain, with nothing under way, before the store counts as full: a file that was just
@@ -71,15 +75,27 @@ static void note_name(void *arg, uint64_t parent, const char *text, size_t lengt
 	*names = name;
 }
 
-int kv_core_unname(
-	struct kv_core *core, uint64_t ino, int64_t expected_last_use_ns, bool quarantine)
-{
-	struct name *names = NULL, *name;
-	int r = kv_index_evict(core->index, ino, expected_last_use_ns, quarantine,
-		kv_core_now_ns(core), note_name, &names);
+/* What is told while the index takes names away. */
+struct unnaming {
+	struct kv_core *core;
+	struct name *names;
+};
 
-	while ((name = names)) {
-		names = name->next;
+static void note_unnamed(void *arg, uint64_t parent, const char *text, size_t length)
+{
+	struct unnaming *unnaming = arg;
+
+	note_name(&unnaming->names, parent, text, length);
+}
+
+/* Tells the FUSE side, if R says that they are gone. Returns R. */
+static int tell_names(struct unnaming *unnaming, int r)
+{
+	struct kv_core *core = unnaming->core;
+	struct name *name;
+
+	while ((name = unnaming->names)) {
+		unnaming->names = name->next;
 		if (r == 0 && core->hooks.name_gone)
 			core->hooks.name_gone(
 				core->hooks.arg, name->parent, name->text, name->length);
@@ -88,14 +104,42 @@ int kv_core_unname(
 	return r;
 }
 
+int kv_core_unname(
+	struct kv_core *core, uint64_t ino, int64_t expected_last_use_ns, bool quarantine)
+{
+	struct unnaming unnaming = {.core = core};
+
+	return tell_names(
+		&unnaming, kv_index_evict(core->index, ino, expected_last_use_ns, quarantine,
+				   kv_core_now_ns(core), note_unnamed, &unnaming));
+}
+
+static bool is_leased(void *arg, uint64_t ino)
+{
+	const struct unnaming *unnaming = arg;
+
+	return kv_core_lease_left(unnaming->core, ino) > 0;
+}
+
 /* ---- Choosing ---- */
 
 enum verdict {
 	EVICT,
 	KEEP,
+	KEEP_LEASED,
 };
 
-static enum verdict judge(struct kv_core *core, const struct kv_index_use *use, bool lease)
+/* FILE was used since the index heard of it: it must not be among the oldest. Shard locked. */
+static bool was_touched(struct kv_file *file, const struct kv_index_use *use, uint32_t *ret_hits)
+{
+	if (file->touched_ns / GRAIN_NS <= use->last_use_ns / GRAIN_NS)
+		return false;
+	*ret_hits = file->hits;
+	file->hits = 0;
+	return true;
+}
+
+static enum verdict judge_file(struct kv_core *core, const struct kv_index_use *use)
 {
 	struct kv_shard *shard = kv_shard_of(core, use->ino);
 	struct kv_file *file = kv_file_find(core, use->ino);
@@ -107,23 +151,32 @@ static enum verdict judge(struct kv_core *core, const struct kv_index_use *use, 
 		return EVICT;
 	{
 		KV_LOCKED(&shard->lock);
-		if (atomic_load(&file->opens) > 0 || file->writers > 0 || file->inflight > 0) {
+		if (atomic_load(&file->opens) > 0 || file->writers > 0 || file->inflight > 0)
 			verdict = KEEP;
-		} else if (lease && file->touched_ns > use->last_use_ns) {
-			/* The index does not know yet that it was used: it must not be among the
-			 * oldest. */
-			verdict = KEEP;
+		else if (was_touched(file, use, &hits))
 			touched_ns = file->touched_ns;
-			hits = file->hits;
-			file->hits = 0;
-		} else if (lease && kv_core_now_ns(core) - file->touched_ns < KV_LEASE_NS) {
-			verdict = KEEP;
-		}
 	}
-	if (touched_ns != INT64_MIN)
+	if (touched_ns != INT64_MIN) {
+		verdict = KEEP;
 		(void)kv_index_touch(core->index, use->ino, touched_ns, hits, INT64_MIN);
+	}
 	kv_file_put(file);
 	return verdict;
+}
+
+static enum verdict judge(struct kv_core *core, const struct kv_index_use *use)
+{
+	int64_t left_ms = kv_core_lease_left(core, use->ino);
+	enum verdict verdict = judge_file(core, use);
+
+	if (verdict == KEEP || left_ms == 0)
+		return verdict;
+	/* A look-up is no use, but the next look at the oldest need not find it there. */
+	int64_t noted_ns =
+		kv_core_now_ns(core) - ((int64_t)core->options.lease_ms - left_ms) * 1000000;
+	if (noted_ns > use->last_use_ns)
+		(void)kv_index_touch(core->index, use->ino, noted_ns, 0, INT64_MIN);
+	return KEEP_LEASED;
 }
 
 static void mark_unlinked(struct kv_core *core, uint64_t ino)
@@ -141,45 +194,73 @@ static void mark_unlinked(struct kv_core *core, uint64_t ino)
 	kv_file_put(file);
 }
 
-/* Evicts one file. True if it is gone; *blocks grows by what becomes free. */
-static bool evict_file(
-	struct kv_core *core, const struct kv_index_use *use, bool lease, uint64_t *blocks)
+static void evict_file(
+	struct kv_core *core, const struct kv_index_use *use, struct kv_eviction *eviction)
 {
-	if (judge(core, use, lease) == KEEP)
-		return false;
-	if (kv_core_unname(core, use->ino, use->last_use_ns, false) < 0)
-		return false;
+	struct unnaming unnaming = {.core = core};
+	enum verdict verdict = judge(core, use);
+
+	if (verdict != EVICT) {
+		eviction->leased += verdict == KEEP_LEASED;
+		return;
+	}
+	if (tell_names(&unnaming, kv_index_evict_unless(core->index, use, kv_core_now_ns(core),
+					  is_leased, note_unnamed, &unnaming)) < 0)
+		return;
 	mark_unlinked(core, use->ino);
 	uint64_t freed = kv_reap_ino(core, use->ino);
-	*blocks += freed;
-	core->evictor.evicted_ms = kv_monotonic_ms();
+	eviction->blocks += freed;
+	eviction->evicted++;
+	atomic_store(&core->evictor.evicted_ms, kv_monotonic_ms());
 	kv_stat_add(&core->stats->evicted_store, 1);
 	kv_stat_add(&core->stats->evicted_store_bytes, freed << KV_BLOCK_SHIFT);
-	return true;
 }
 
-/* Evicts until WANTED blocks are on their way to be free. Returns how many files went. */
-static unsigned evict_some(struct kv_core *core, uint64_t wanted, bool lease)
+static bool is_enough(struct kv_core *core, const struct kv_eviction *eviction)
+{
+	return atomic_load(&core->stopping) || eviction->enough(core, eviction);
+}
+
+static void evict_scope(
+	struct kv_core *core, const struct kv_index_scope *scope, struct kv_eviction *eviction)
 {
 	struct kv_index_use uses[CANDIDATES_AT_ONCE], after;
-	unsigned evicted = 0, looked = 0;
-	uint64_t blocks = 0;
+	unsigned kept = 0;
 	bool first = true;
 
-	while (blocks < wanted && !atomic_load(&core->stopping)) {
+	while (kept < KEPT_MAX && !is_enough(core, eviction)) {
+		unsigned before = eviction->evicted;
 		ssize_t n = kv_index_oldest(
-			core->index, NULL, first ? NULL : &after, uses, CANDIDATES_AT_ONCE);
+			core->index, scope, first ? NULL : &after, uses, CANDIDATES_AT_ONCE);
 		if (n <= 0)
 			break;
-		for (ssize_t i = 0; i < n && blocks < wanted; i++)
-			evicted += evict_file(core, &uses[i], lease, &blocks);
+		for (ssize_t i = 0; i < n && !is_enough(core, eviction); i++)
+			evict_file(core, &uses[i], eviction);
 		after = uses[n - 1];
 		first = false;
-		looked += (unsigned)n;
-		if (lease && evicted == 0 && looked >= LEASED_MAX)
-			break;
+		kept += (unsigned)n - (eviction->evicted - before);
 	}
-	return evicted;
+}
+
+void kv_evict_files(struct kv_core *core, struct kv_eviction *eviction)
+{
+	int64_t ttl_ns = (int64_t)core->options.unread_ttl_ms * 1000000;
+	const struct kv_index_scope unread = {
+		.domain = eviction->domain,
+		.unread = true,
+		.before_ns = kv_core_now_ns(core) - ttl_ns,
+	};
+	const struct kv_index_scope all = {.domain = eviction->domain};
+
+	if (ttl_ns > 0)
+		evict_scope(core, &unread, eviction);
+	evict_scope(core, &all, eviction);
+}
+
+static bool has_freed(struct kv_core *core, const struct kv_eviction *eviction)
+{
+	(void)core;
+	return eviction->blocks >= eviction->wanted;
 }
 
 /* ---- Rounds ---- */
@@ -190,13 +271,14 @@ static bool has_pinned(struct kv_core *core)
 	struct kv_space_usage usage;
 
 	kv_space_usage(core->space, &usage);
-	return usage.busy > 0 && core->evictor.evicted_ms != 0 &&
-	       kv_monotonic_ms() - core->evictor.evicted_ms < PINNED_MS;
+	int64_t evicted_ms = atomic_load(&core->evictor.evicted_ms);
+
+	return usage.busy > 0 && evicted_ms != 0 && kv_monotonic_ms() - evicted_ms < PINNED_MS;
 }
 
 /* True if space may still come from what is under way: orphans, commits, versions that become
  * evictable. */
-static bool wait_for_others(struct kv_core *core)
+bool kv_evict_wait(struct kv_core *core)
 {
 	bool any;
 
@@ -217,10 +299,29 @@ static bool wait_for_others(struct kv_core *core)
 	return any;
 }
 
+int64_t kv_evict_patience_ms(const struct kv_core *core)
+{
+	return kv_max_u64(PATIENCE_MS, core->options.lease_ms + LEASE_SLACK_MS);
+}
+
+/* Something may still come of a round that evicted nothing: waits a little for it. */
+static bool may_go_on(struct kv_core *core, const struct kv_eviction *eviction, unsigned *quiet)
+{
+	if (kv_evict_wait(core)) {
+		*quiet = 0;
+		return true;
+	}
+	(void)usleep(QUIET_SLICE_MS * 1000);
+	if (eviction->leased > 0)
+		*quiet = 0;
+	return (*quiet)++ < QUIET_MAX;
+}
+
 /* Makes room for NEED blocks, and up to the watermark. False if there was nothing to gain. */
 static bool run_round(struct kv_core *core, uint64_t need)
 {
-	unsigned slices = 0, quiet = 0;
+	int64_t until = kv_monotonic_ms() + kv_evict_patience_ms(core);
+	unsigned quiet = 0;
 	bool gained = false;
 
 	while (!atomic_load(&core->stopping)) {
@@ -230,21 +331,17 @@ static bool run_round(struct kv_core *core, uint64_t need)
 		wanted = kv_min_u64(wanted, total);
 		if (before >= wanted)
 			return true;
-		unsigned evicted = evict_some(core, wanted - before, true);
-		if (evicted == 0 && before < kv_max_u64(need, low))
-			evicted = evict_some(core, wanted - before, false);
+		struct kv_eviction eviction = {
+			.domain = KV_DOMAIN_ANY, .enough = has_freed, .wanted = wanted - before};
+		kv_evict_files(core, &eviction);
 		/* Freed blocks may be used again when the freeing is durable. */
 		(void)kv_index_wait(core->index, kv_index_sequence(core->index));
-		gained = gained || evicted > 0 || free_blocks(core, &total) > before;
-		if (evicted > 0)
+		gained = gained || eviction.evicted > 0 || free_blocks(core, &total) > before;
+		if (eviction.evicted > 0)
 			continue;
 		if (free_blocks(core, &total) >= need)
 			return true;
-		if (wait_for_others(core))
-			quiet = 0;
-		else
-			(void)usleep(QUIET_SLICE_MS * 1000);
-		if (slices++ == SLICES_MAX || quiet++ == QUIET_MAX)
+		if (kv_monotonic_ms() > until || !may_go_on(core, &eviction, &quiet))
 			break;
 	}
 	return gained;
@@ -267,6 +364,7 @@ static void *evict_store_main(void *arg)
 			need = core->evictor.need;
 			core->evictor.need = 0;
 		}
+		kv_quota_trim(core);
 		bool gained = run_round(core, need);
 		KV_LOCKED(&core->evictor.lock);
 		core->evictor.ended = core->evictor.begun;

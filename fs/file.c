@@ -332,6 +332,7 @@ void kv_file_touch(struct kv_file *file)
 
 	{
 		KV_LOCKED(&kv_shard_of(file->core, file->ino)->lock);
+		(void)kv_core_lease(file->core, file->ino);
 		file->touched_ns = now_ns;
 		file->hits++;
 		recent = now_ns - file->noted_ns < SECOND_NS && now_ns >= file->noted_ns;

@@ -209,15 +209,19 @@ int kv_promise_allocate(struct kv_version *version, uint64_t first, uint64_t end
 		KV_LOCKED(&version->lock);
 		missing = end - first - allocated_length(version, first, end) - present;
 	}
-	r = reserve(core, missing);
+	r = kv_quota_promise(version, missing);
 	if (r < 0)
 		return r;
-	KV_LOCKED(&version->lock);
-	r = ranges_add(version, first, end);
-	if (r == 0)
-		unwritten_add(version, missing);
-	else
-		kv_space_unreserve(core->space, missing);
+	r = reserve(core, missing);
+	if (r == 0) {
+		KV_LOCKED(&version->lock);
+		r = ranges_add(version, first, end);
+		if (r == 0)
+			unwritten_add(version, missing);
+		else
+			kv_space_unreserve(core->space, missing);
+	}
+	kv_quota_grown(version, missing);
 	return r;
 }
 

@@ -171,7 +171,7 @@ static int publish(struct kv_version *version, bool goes_on)
 	r = kv_version_enter_exclusive(version);
 	if (r < 0)
 		return r == -ESTALE ? -EALREADY : r;
-	r = trim(version);
+	r = version->quota.refused ? -EDQUOT : trim(version);
 	if (r == 0) {
 		if (!goes_on) {
 			KV_LOCKED(&version->lock);
@@ -226,6 +226,7 @@ static void set_settled(struct kv_version *version, enum kv_version_state state,
 	version->state = (uint8_t)state;
 	if (error)
 		version->error = error;
+	kv_quota_drop_locked(version);
 	version->depth = 0;
 	*ret_leftovers = (struct kv_leftovers){0};
 	/* A failed version may still be read, and its bases with it. */

@@ -106,6 +106,7 @@ static void *reap_main(void *arg)
 	struct kv_core *core = arg;
 
 	reap_leftovers(core);
+	kv_quota_resume(core);
 	for (;;) {
 		struct kv_orphan *orphan;
 		{

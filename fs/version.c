@@ -90,6 +90,7 @@ static void version_destroy(struct kv_version *version, struct kv_freed_node *fr
 	(void)pthread_mutex_lock(&version->lock);
 	version->opens = 0;
 	version_give_back(core, version);
+	kv_quota_drop_locked(version);
 	object = kv_version_detach_locked(version, &backing, &bytes);
 	(void)pthread_mutex_unlock(&version->lock);
 	if (backing > 0 && core->hooks.backing_close)
@@ -207,6 +208,7 @@ int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_vers
 		version->depth = base->state == KV_VERSION_COMMITTED ? 0 : base->depth + 1;
 		version->size = base->size;
 		version->blocks = base->blocks;
+		version->quota.credit = base->blocks;
 		version->base_chunks = kv_chunk_count(base->size);
 		version->mtime_ns = base->mtime_ns;
 		version->ctime_ns = base->ctime_ns;

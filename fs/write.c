@@ -61,7 +61,8 @@ static unsigned blocks_again(const struct kv_bits *bits, unsigned state, unsigne
 	return 0;
 }
 
-static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint64_t *blocks)
+static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint64_t *blocks,
+	uint64_t *growth)
 {
 	struct kv_version *version = writer->version;
 	struct kv_bits bits = {0};
@@ -82,7 +83,9 @@ static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint
 	if (r < 0)
 		return r;
 	KV_LOCKED(&version->lock);
-	*blocks += blocks_new(version, span, &bits);
+	unsigned added = blocks_new(version, span, &bits);
+	*blocks += added;
+	*growth += added;
 	/* What is under way can be waited for. */
 	if (!is_under_way(state, flags))
 		*blocks += blocks_again(&bits, state, flags);
@@ -91,17 +94,21 @@ static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint
 
 int kv_writer_promise(struct kv_writer *writer, uint64_t offset, uint64_t size)
 {
-	uint64_t blocks = 0;
+	uint64_t blocks = 0, growth = 0;
 
 	for (uint64_t at = offset; at < offset + size;) {
 		const struct kv_span span = kv_span_at(at, offset + size - at);
-		int r = needed_for(writer, &span, &blocks);
+		int r = needed_for(writer, &span, &blocks, &growth);
 
 		if (r < 0)
 			return r;
 		at += span.to - span.from;
 	}
-	int r = kv_core_reserve(writer->version->file->core, blocks);
+	int r = kv_quota_promise(writer->version, growth);
+	if (r < 0)
+		return r;
+	writer->growth += growth;
+	r = kv_core_reserve(writer->version->file->core, blocks);
 	if (r == 0)
 		writer->promised += blocks;
 	return r;
@@ -112,6 +119,8 @@ void kv_writer_done(struct kv_writer *writer)
 	if (writer->promised > 0)
 		kv_space_unreserve(writer->version->file->core->space, writer->promised);
 	writer->promised = 0;
+	kv_quota_grown(writer->version, writer->growth);
+	writer->growth = 0;
 }
 
 int kv_writer_promise_more(struct kv_writer *writer, unsigned blocks)

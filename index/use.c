@@ -177,6 +177,7 @@ struct evict {
 	int64_t expected_last_use_ns;
 	bool quarantine;
 	int64_t now_ns;
+	bool (*keep)(void *arg, uint64_t ino);
 	void (*name)(void *arg, uint64_t parent, const char *name, size_t length);
 	void *arg;
 };
@@ -231,6 +232,8 @@ static int evict_inode(struct evict *evict, uint64_t ino)
 		return S_ISDIR(node->inode.mode) ? -EISDIR : -EINVAL;
 	if (node->inode.last_use_ns != evict->expected_last_use_ns)
 		return -EAGAIN;
+	if (evict->keep && (node->inode.flags & KV_INODE_PINNED || evict->keep(evict->arg, ino)))
+		return -EBUSY;
 	had_names = node->inode.nlink > 0;
 	r = evict_links(evict);
 	if (r < 0)
@@ -269,25 +272,46 @@ static void evict_tell(struct evict *evict)
 	kv_view_done(&view);
 }
 
+static int evict_run(struct kv_index *index, uint64_t ino, struct evict *evict)
+{
+	struct kv_op op;
+	int r = kv_op_begin(&op, index);
+
+	if (r < 0)
+		return r;
+	evict->op = &op;
+	r = evict_inode(evict, ino);
+	if (r == 0)
+		evict_tell(evict);
+	return kv_op_end(&op, r);
+}
+
 int kv_index_evict(struct kv_index *index, uint64_t ino, int64_t expected_last_use_ns,
 	bool quarantine, int64_t now_ns,
 	void (*name)(void *arg, uint64_t parent, const char *name, size_t length), void *arg)
 {
-	struct kv_op op;
 	struct evict evict = {
-		.op = &op,
 		.expected_last_use_ns = expected_last_use_ns,
 		.quarantine = quarantine,
 		.now_ns = now_ns,
 		.name = name,
 		.arg = arg,
 	};
-	int r = kv_op_begin(&op, index);
 
-	if (r < 0)
-		return r;
-	r = evict_inode(&evict, ino);
-	if (r == 0)
-		evict_tell(&evict);
-	return kv_op_end(&op, r);
+	return evict_run(index, ino, &evict);
+}
+
+int kv_index_evict_unless(struct kv_index *index, const struct kv_index_use *use, int64_t now_ns,
+	bool (*keep)(void *arg, uint64_t ino),
+	void (*name)(void *arg, uint64_t parent, const char *name, size_t length), void *arg)
+{
+	struct evict evict = {
+		.expected_last_use_ns = use->last_use_ns,
+		.now_ns = now_ns,
+		.keep = keep,
+		.name = name,
+		.arg = arg,
+	};
+
+	return evict_run(index, use->ino, &evict);
 }

@@ -270,6 +270,7 @@ static inline void unit_init(struct unit *unit, struct unit_sizes sizes)
 	(void)snprintf(unit->store_path, sizeof(unit->store_path), "%s/store", unit->directory);
 	unit_disk_init(&unit->disk);
 	kv_options_init(&unit->options);
+	unit->options.lease_ms = 0; /* a test that fills the store need not wait */
 	unit->options.dram_bytes = sizes.dram;
 	unit->options.stream_above_bytes = sizes.stream_above ? sizes.stream_above : 256 * MIB;
 	for (unsigned i = 0; i < sizes.devices; i++) {

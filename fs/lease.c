@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Leases: who has looked a file up, or opened it, finds it still there for a while (K2).
+ *
+ * A table of coarse times, by a hash of the inode number: bounded, without locks, and the same for
+ * files that are in memory and those that are not. Two files may share a place, and then a lease.
+ */
+#include "fs/core_internal.h"
+
+#define TABLE_BITS 20u
+#define TICK_MS 16
+
+int kv_lease_start(struct kv_core *core)
+{
+	core->leases = calloc(UINT64_C(1) << TABLE_BITS, sizeof(*core->leases));
+	return core->leases ? 0 : -ENOMEM;
+}
+
+static _Atomic uint32_t *place_of(struct kv_core *core, uint64_t ino)
+{
+	return &core->leases[ino * UINT64_C(0x9e3779b97f4a7c15) >> (64 - TABLE_BITS)];
+}
+
+/* Never 0, which is no time. */
+static uint32_t now_ticks(void)
+{
+	return (uint32_t)(kv_monotonic_ms() / TICK_MS) | 1;
+}
+
+/* What is left of a lease that began at TICKS. */
+static int64_t left_ms(const struct kv_core *core, uint32_t ticks)
+{
+	int64_t passed = (int64_t)(uint32_t)(now_ticks() - ticks) * TICK_MS;
+	int64_t lease = (int64_t)core->options.lease_ms;
+
+	return ticks != 0 && passed < lease ? lease - passed : 0;
+}
+
+int64_t kv_core_lease_left(struct kv_core *core, uint64_t ino)
+{
+	return left_ms(core, atomic_load_explicit(place_of(core, ino), memory_order_acquire));
+}
+
+bool kv_core_lease(struct kv_core *core, uint64_t ino)
+{
+	_Atomic uint32_t *place = place_of(core, ino);
+	uint32_t before;
+
+	if (core->options.lease_ms == 0)
+		return false;
+	/* Pairs with the acquire of kv_core_lease_left under the index lock. */
+	before = atomic_exchange_explicit(place, now_ticks(), memory_order_acq_rel);
+	return left_ms(core, before) == 0;
+}
