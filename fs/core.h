@@ -58,8 +58,9 @@ struct kv_core_hooks {
 	void (*name_gone)(void *arg, uint64_t parent, const char *name, size_t length);
 	/* Version VERSION of INO became wholly resident while it was open as a stream. */
 	void (*became_hot)(void *arg, uint64_t ino);
-	/* INODE, below a directory that was retired, has lost its last name: kv_core_orphan is to
-	 * be called when the FUSE side does not need it any more. NULL: at once. */
+	/* This one may call back. INODE, below a directory that was retired, has lost its last
+	 * name: kv_core_orphan is to be called when the FUSE side does not need it any more. NULL:
+	 * at once. */
 	void (*orphaned)(void *arg, const struct kv_inode *inode);
 };
 
@@ -111,6 +112,12 @@ void kv_core_orphan(struct kv_core *core, uint64_t ino);
 int kv_core_set_quota(struct kv_core *core, uint64_t ino, uint64_t limit_blocks);
 /* Makes domains that hold more than their limits evict, in the background. */
 void kv_quota_kick(struct kv_core *core);
+
+/*
+ * Directory INO was retired: what is below it is freed in the background, piece by piece. Its own
+ * record goes as that of any orphan.
+ */
+void kv_core_retired(struct kv_core *core, uint64_t ino);
 
 /* ---- Files ---- */
 

@@ -267,6 +267,8 @@ TAILQ_HEAD(kv_fill_queue, kv_fill);
 struct kv_orphan {
 	STAILQ_ENTRY(kv_orphan) entry;
 	uint64_t ino;
+	bool clear; /* a directory: first what is in it */
+	bool keep;  /* and only that */
 };
 STAILQ_HEAD(kv_orphan_queue, kv_orphan);
 
@@ -332,17 +334,17 @@ struct kv_core {
 		pthread_mutex_t lock;
 		pthread_cond_t wanted;
 		pthread_cond_t done;
-		uint64_t need;      /* blocks somebody waits for */
-		uint64_t begun;     /* rounds */
-		uint64_t ended;     /* rounds */
+		uint64_t need;              /* blocks somebody waits for */
+		uint64_t begun;             /* rounds */
+		uint64_t ended;             /* rounds */
 		_Atomic int64_t evicted_ms; /* last eviction */
-		uint64_t barren;    /* number of the last round that found nothing to evict */
+		uint64_t barren; /* number of the last round that found nothing to evict */
 		bool kicked;
 		bool stop;
 	} evictor;
 	struct {
 		pthread_mutex_t lock;
-		pthread_cond_t changed; /* a flag below went down */
+		pthread_cond_t changed;        /* a flag below went down */
 		bool evicting[KV_DOMAINS_MAX]; /* somebody makes room in it */
 		bool walking;                  /* kv_core_set_quota */
 	} quotas;

@@ -196,6 +196,11 @@ static void became_hot(void *arg, uint64_t ino)
 	kv_node_notify_name(arg, ino);
 }
 
+static void orphaned(void *arg, const struct kv_inode *inode)
+{
+	kv_node_orphan(arg, inode);
+}
+
 /* ---- Life ---- */
 
 static int open_store(struct kv_daemon *daemon, const char *path, char *ret_error)
@@ -226,6 +231,7 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 				.backing_close = backing_close,
 				.name_gone = name_gone,
 				.became_hot = became_hot,
+				.orphaned = orphaned,
 			},
 	};
 	int r;

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 
 #include "fs/control.h"
+#include "fs/keep.h"
 #include "fs/node.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
@@ -156,6 +157,23 @@ static void op_setattr(
 
 /* ---- statfs ---- */
 
+/* Below a directory with a quota that is what there is, as XFS shows it for projects. */
+static void apply_quota(struct kv_daemon *daemon, fuse_ino_t id, struct statvfs *vfs)
+{
+	struct kv_domain_info quota;
+	struct kv_inode inode;
+	uint64_t taken;
+
+	if (kv_index_get(daemon->index, kv_node_find(daemon, id)->ino, &inode) < 0 ||
+		inode.domain == 0 || kv_index_domain(daemon->index, inode.domain, &quota) < 0 ||
+		quota.limit >= vfs->f_blocks)
+		return;
+	taken = quota.used + quota.promised;
+	vfs->f_blocks = quota.limit;
+	vfs->f_bfree = kv_min_u64(vfs->f_bfree, quota.limit > taken ? quota.limit - taken : 0);
+	vfs->f_bavail = vfs->f_bfree;
+}
+
 static void op_statfs(fuse_req_t req, fuse_ino_t id)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -168,13 +186,13 @@ static void op_statfs(fuse_req_t req, fuse_ino_t id)
 	};
 	uint64_t taken;
 
-	(void)id;
 	kv_space_usage(kv_index_space(daemon->index), &space);
 	kv_index_usage(daemon->index, &index);
 	taken = space.used + space.busy + space.reserved;
 	vfs.f_blocks = space.total;
 	vfs.f_bfree = space.total > taken ? space.total - taken : 0;
 	vfs.f_bavail = vfs.f_bfree;
+	apply_quota(daemon, id, &vfs);
 	/* The index has no limit of its own that a user could meet first. */
 	vfs.f_ffree = UINT64_C(1) << 40;
 	vfs.f_favail = vfs.f_ffree;
@@ -186,7 +204,8 @@ static void op_statfs(fuse_req_t req, fuse_ino_t id)
 
 static bool is_control(const char *name)
 {
-	return strncmp(name, KV_CONTROL_PREFIX, strlen(KV_CONTROL_PREFIX)) == 0;
+	return strncmp(name, KV_CONTROL_PREFIX, strlen(KV_CONTROL_PREFIX)) == 0 &&
+	       strcmp(name, KV_FINGERPRINT_NAME) != 0;
 }
 
 /* "system." names are the kernel's own (ACLs), which this mount does not offer. */
@@ -201,6 +220,10 @@ static void op_setxattr(
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	int r;
 
+	if (kv_keep_has(name)) {
+		kv_keep_set(req, kv_node_find(daemon, id), name, value, size);
+		return;
+	}
 	if (is_unsupported(name))
 		r = -EOPNOTSUPP;
 	else if (is_control(name))
@@ -238,7 +261,8 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t 
 		return;
 	}
 	if (is_control(name)) {
-		n = kv_control_get(daemon, ino, name, &value);
+		n = kv_keep_has(name) ? kv_keep_get(daemon, ino, name, &value)
+				      : kv_control_get(daemon, ino, name, &value);
 		reply_xattr(req, value, n, size);
 		return;
 	}
@@ -267,6 +291,8 @@ static void op_removexattr(fuse_req_t req, fuse_ino_t id, const char *name)
 
 	if (is_unsupported(name))
 		kv_reply_error(req, EOPNOTSUPP);
+	else if (kv_keep_has(name))
+		kv_keep_remove(req, kv_node_find(daemon, id), name);
 	else if (is_control(name))
 		kv_reply_error(req, EPERM);
 	else

@@ -12,6 +12,22 @@
 /* Longest symlink target: the kernel's PATH_MAX without the NUL. */
 #define TARGET_MAX 4095u
 
+/*
+ * A file that was found stays for the length of a lease (K2). Eviction may have taken it between
+ * the look and the lease: what is there now, stays.
+ */
+static int lease(struct kv_daemon *daemon, const struct kv_inode *found)
+{
+	struct kv_inode inode;
+	int r;
+
+	if (!S_ISREG(found->mode) || found->flags & KV_INODE_HELD ||
+		!kv_core_lease(daemon->core, found->ino))
+		return 0;
+	r = kv_index_get(daemon->index, found->ino, &inode);
+	return r == 0 && inode.nlink == 0 ? -ENOENT : r;
+}
+
 static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -24,6 +40,8 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 
 	kv_stat_add(&daemon->stats.fuse_lookup, 1);
 	r = kv_index_lookup(daemon->index, parent->ino, name, strlen(name), &inode);
+	if (r == 0)
+		r = lease(daemon, &inode);
 	if (r == 0)
 		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
 	/* Every name is made through this mount, so the kernel may remember that there is none. */
@@ -254,8 +272,10 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent_id, const char *name,
 	kv_reply_error(req, r);
 	/* The kernel has moved its entry, which may be that of a version older than the one just
 	 * published. */
-	if (r == 0)
+	if (r == 0) {
 		kv_node_check_entry(daemon, moved.ino);
+		kv_quota_kick(daemon->core);
+	}
 }
 
 void kv_ops_name(struct fuse_lowlevel_ops *ops)

@@ -6,22 +6,34 @@
 #include "fs/core_internal.h"
 
 #include <inttypes.h>
+#include <sys/stat.h>
 
 #define ORPHANS_AT_ONCE 256u
 
-void kv_reap_push(struct kv_core *core, uint64_t ino)
+static void push(struct kv_core *core, const struct kv_orphan *what)
 {
 	struct kv_orphan *orphan = malloc(sizeof(*orphan));
 
 	if (!orphan) {
 		/* The index knows it: the next mount frees it. */
-		kv_log_warning("reap", "out of memory, left for the next mount ino=%" PRIu64, ino);
+		kv_log_warning(
+			"reap", "out of memory, left for the next mount ino=%" PRIu64, what->ino);
 		return;
 	}
-	orphan->ino = ino;
+	*orphan = *what;
 	KV_LOCKED(&core->reaper.lock);
 	STAILQ_INSERT_TAIL(&core->reaper.queue, orphan, entry);
 	(void)pthread_cond_signal(&core->reaper.cond);
+}
+
+void kv_reap_push(struct kv_core *core, uint64_t ino)
+{
+	push(core, &(struct kv_orphan){.ino = ino});
+}
+
+void kv_core_retired(struct kv_core *core, uint64_t ino)
+{
+	push(core, &(struct kv_orphan){.ino = ino, .clear = true, .keep = true});
 }
 
 /* Nobody can get at the file's content any more, or false. Shard locked. */
@@ -55,7 +67,9 @@ static uint64_t reap_records(struct kv_core *core, uint64_t ino, struct kv_file 
 		else
 			kv_space_release(core->space, &freed);
 	} while (r == 1 && !atomic_load(&core->stopping));
-	if (r < 0 && r != -ENOENT)
+	if (r == -ENOTEMPTY) /* what a crash left of a retired directory */
+		push(core, &(struct kv_orphan){.ino = ino, .clear = true});
+	else if (r < 0 && r != -ENOENT)
 		kv_log_warning("reap", "cannot free ino=%" PRIu64 " error=%s", ino, strerror(-r));
 	return blocks;
 }
@@ -83,6 +97,58 @@ uint64_t kv_reap_ino(struct kv_core *core, uint64_t ino)
 		blocks = reap_records(core, ino, file);
 	kv_file_put(file);
 	return blocks;
+}
+
+/* ---- Retired directories ---- */
+
+struct cleared {
+	struct kv_inode inodes[KV_CLEAR_NAMES];
+	unsigned count;
+};
+
+static void note_cleared(void *arg, const struct kv_inode *inode)
+{
+	struct cleared *cleared = arg;
+
+	assert(cleared->count < KV_CLEAR_NAMES);
+	cleared->inodes[cleared->count++] = *inode;
+}
+
+static void cleared_orphan(struct kv_core *core, const struct kv_inode *inode)
+{
+	if (S_ISDIR(inode->mode))
+		kv_core_retired(core, inode->ino);
+	if (core->hooks.orphaned)
+		core->hooks.orphaned(core->hooks.arg, inode);
+	else
+		kv_core_orphan(core, inode->ino);
+}
+
+/*
+ * One piece of what is in the directory. The rest goes to the end of the queue, so that what this
+ * piece has left without a name is freed first: the queue stays short.
+ */
+static void clear_some(struct kv_core *core, const struct kv_orphan *orphan)
+{
+	struct cleared *cleared = calloc(1, sizeof(*cleared));
+	int r;
+
+	if (!cleared) {
+		kv_log_warning(
+			"reap", "out of memory, left for the next mount ino=%" PRIu64, orphan->ino);
+		return;
+	}
+	r = kv_index_clear(core->index, orphan->ino, kv_core_now_ns(core), note_cleared, cleared);
+	for (unsigned i = 0; r >= 0 && i < cleared->count; i++)
+		cleared_orphan(core, &cleared->inodes[i]);
+	free(cleared);
+	if (r == 1)
+		push(core, orphan);
+	else if (r == 0 && !orphan->keep)
+		(void)kv_reap_ino(core, orphan->ino);
+	else if (r < 0 && r != -ENOENT)
+		kv_log_warning("reap", "cannot free what is below dir_ino=%" PRIu64 " error=%s",
+			orphan->ino, strerror(-r));
 }
 
 static void reap_leftovers(struct kv_core *core)
@@ -128,7 +194,10 @@ static void *reap_main(void *arg)
 				continue;
 			}
 		}
-		(void)kv_reap_ino(core, orphan->ino);
+		if (orphan->clear)
+			clear_some(core, orphan);
+		else
+			(void)kv_reap_ino(core, orphan->ino);
 		free(orphan);
 	}
 }

@@ -61,8 +61,8 @@ static unsigned blocks_again(const struct kv_bits *bits, unsigned state, unsigne
 	return 0;
 }
 
-static int needed_for(struct kv_writer *writer, const struct kv_span *span, uint64_t *blocks,
-	uint64_t *growth)
+static int needed_for(
+	struct kv_writer *writer, const struct kv_span *span, uint64_t *blocks, uint64_t *growth)
 {
 	struct kv_version *version = writer->version;
 	struct kv_bits bits = {0};

@@ -15,8 +15,12 @@
 
 int format_main(int argc, char **argv);
 int mount_main(int argc, char **argv);
+int pin_main(int argc, char **argv);
+int quota_main(int argc, char **argv);
+int retire_main(int argc, char **argv);
 int stat_main(int argc, char **argv);
 int status_main(int argc, char **argv);
+int unpin_main(int argc, char **argv);
 
 /* Prints "kvfs COMMAND: ..." on stderr. Returns 1, for the caller to return. */
 int cmd_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -18,6 +18,10 @@ static const struct {
 	{"mount", mount_main, "STORE DIR", "mount a store; umount DIR ends it"},
 	{"status", status_main, "[DIR]", "what a mount is doing"},
 	{"stat", stat_main, "FILE...", "where the bytes of files are"},
+	{"quota", quota_main, "DIR [SIZE]", "how much a directory may hold"},
+	{"pin", pin_main, "PATH...", "never evict these"},
+	{"unpin", unpin_main, "PATH...", "take that back"},
+	{"retire", retire_main, "DIR", "empty a model's directory at once"},
 };
 
 static void print_help(FILE *out)

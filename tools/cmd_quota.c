@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvfs quota: how much a directory, with all below it, may hold.
+ */
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include "fs/base.h"
+#include "fs/parse.h"
+#include "tools/cmd.h"
+#include "tools/report.h"
+
+static const char help_text[] =
+	"usage: kvfs quota DIR [SIZE|none] [--json]\n"
+	"\n"
+	"With SIZE, such as 8G: limits what DIR may hold, with all below it down to\n"
+	"directories that have a quota of their own. When it is full, its own files\n"
+	"go, the one used longest ago first. none takes the quota away. Only root may.\n"
+	"Without: shows the quota that holds for DIR, how much of it is used and how\n"
+	"much is pinned.\n"
+	"\n"
+	"  --json  print a JSON object, sizes in bytes\n";
+
+/* The directory above PATH, or PATH itself, that has inode INO; "" if it is out of reach. */
+static void find_directory(const char *path, uint64_t ino, char ret_path[PATH_MAX])
+{
+	struct stat st;
+
+	if (!realpath(path, ret_path)) {
+		ret_path[0] = '\0';
+		return;
+	}
+	while (stat(ret_path, &st) == 0 && st.st_ino != ino) {
+		char *slash = strrchr(ret_path, '/');
+
+		if (!slash || slash == ret_path)
+			break;
+		*slash = '\0';
+	}
+	if (stat(ret_path, &st) < 0 || st.st_ino != ino)
+		ret_path[0] = '\0';
+}
+
+static void print_text(const struct kv_report *usage, const char *path)
+{
+	char limit[16], used[16], pinned[16], top[PATH_MAX];
+	uint64_t limit_bytes = kv_report_number(usage, "limit");
+	uint64_t used_bytes = kv_report_number(usage, "used") + kv_report_number(usage, "promised");
+
+	(void)printf("%s: limit %s, used %s (%" PRIu64 " %%), pinned %s, %" PRIu64
+		     " files and directories\n",
+		path, kv_format_size(limit_bytes, limit, sizeof(limit)),
+		kv_format_size(used_bytes, used, sizeof(used)),
+		limit_bytes > 0 ? used_bytes * 100 / limit_bytes : 0,
+		kv_format_size(kv_report_number(usage, "pinned"), pinned, sizeof(pinned)),
+		kv_report_number(usage, "inodes"));
+	if (kv_report_number(usage, "own"))
+		return;
+	find_directory(path, kv_report_number(usage, "directory_ino"), top);
+	(void)printf("  it has no quota of its own: these are of %s\n",
+		top[0] != '\0' ? top : "a directory above it");
+}
+
+static void print_json(const struct kv_report *usage, const char *path)
+{
+	struct kv_json json = {.out = stdout};
+
+	kv_json_open(&json, NULL, '{');
+	kv_json_text(&json, "path", path);
+	for (size_t i = 0; i < usage->count; i++) {
+		if (strcmp(usage->lines[i].key, "own") == 0)
+			kv_json_bool(&json, "own", kv_report_number(usage, "own"));
+		else
+			kv_report_line_to_json(&usage->lines[i], &json);
+	}
+	kv_json_close(&json, '}');
+}
+
+static int show(const char *command, const char *path, bool json)
+{
+	struct kv_report usage;
+	int r = kv_report_read(path, "quota.usage", &usage);
+
+	if (r < 0)
+		return cmd_fail(command, "%s: %s", path, strerror(-r));
+	if (json)
+		print_json(&usage, path);
+	else
+		print_text(&usage, path);
+	kv_report_done(&usage);
+	return 0;
+}
+
+static int set(const char *command, const char *path, const char *size)
+{
+	if (setxattr(path, "user.kvfs.quota", size, strlen(size), 0) == 0)
+		return 0;
+	switch (errno) {
+	case EPERM:
+	case EACCES:
+		return cmd_fail(command, "%s: only root may set a quota", path);
+	case ENODATA:
+		return cmd_fail(command, "%s: it has no quota of its own", path);
+	case ENOSPC:
+		return cmd_fail(command,
+			"%s: there are 1023 quotas already, and no more are possible: take one "
+			"away with kvfs quota DIR none",
+			path);
+	case EDQUOT:
+		return cmd_fail(command,
+			"%s: more is pinned than %s leaves room for: see kvfs quota %s, and "
+			"kvfs unpin",
+			path, size, path);
+	case EINVAL:
+		return cmd_fail(
+			command, "%s: the quota of the mount itself is its option max_size", path);
+	case ERANGE:
+		return cmd_fail(command, "%s: a quota is 1M at least", path);
+	default:
+		return cmd_fail(command, "%s: %s", path, strerror(errno));
+	}
+}
+
+static int check_directory(const char *command, const char *path)
+{
+	struct kv_report usage;
+	struct stat st;
+	int r;
+
+	if (stat(path, &st) < 0)
+		return cmd_fail(command, "%s: %s", path, strerror(errno));
+	r = kv_report_read(path, "quota.usage", &usage);
+	if (r == -ENODATA)
+		return cmd_fail(command, "%s is not on a kvfs mount", path);
+	if (r < 0)
+		return cmd_fail(command, "%s: %s", path, strerror(-r));
+	kv_report_done(&usage);
+	if (!S_ISDIR(st.st_mode))
+		return cmd_fail(command, "%s: not a directory", path);
+	return 0;
+}
+
+/* -1: help was asked for. */
+static int parse_arguments(int argc, char **argv, bool *ret_json)
+{
+	static const struct option longs[] = {
+		{"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},
+		{NULL, 0, NULL, 0},
+	};
+	int c;
+
+	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
+		switch (c) {
+		case 'j':
+			*ret_json = true;
+			break;
+		case 'h':
+			(void)fputs(help_text, stdout);
+			return -1;
+		default:
+			return 1;
+		}
+	}
+	if (optind == argc)
+		return cmd_bad_usage(argv[0], "DIR is missing");
+	if (argc - optind > 2)
+		return cmd_bad_usage(argv[0], "too many arguments");
+	return 0;
+}
+
+int quota_main(int argc, char **argv)
+{
+	const char *size;
+	uint64_t bytes;
+	bool json = false;
+	int r = parse_arguments(argc, argv, &json);
+
+	if (r != 0)
+		return r < 0 ? 0 : r;
+	size = argc - optind == 2 ? argv[optind + 1] : NULL;
+	if (size && strcmp(size, "none") != 0 && kv_parse_size(size, &bytes) < 0)
+		return cmd_bad_usage(
+			argv[0], "'%.64s' is no size, give one such as 8G, or none", size);
+	if (check_directory(argv[0], argv[optind]) != 0)
+		return 1;
+	return size ? set(argv[0], argv[optind], size) : show(argv[0], argv[optind], json);
+}

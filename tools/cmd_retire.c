@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvfs retire: empties a model's directory at once; what was in it is freed in the background.
+ */
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include "fs/base.h"
+#include "index/index.h"
+#include "tools/cmd.h"
+#include "tools/report.h"
+
+static const char help_text[] =
+	"usage: kvfs retire [--unless FINGERPRINT] DIR\n"
+	"\n"
+	"Empties DIR in one step that takes no time however much is in it: files that\n"
+	"are open live until they are closed, the others are freed in the background.\n"
+	"DIR keeps its owner, mode, attributes and quota. Its owner, who must be able to\n"
+	"write to the directory above, and root may.\n"
+	"\n"
+	"  --unless FINGERPRINT\n"
+	"      do nothing if DIR carries that fingerprint; else DIR gets it. If there is\n"
+	"      no DIR it is made. So engines can call this when they start, with a hash\n"
+	"      of what their caches depend on, also several at once.\n";
+
+struct request {
+	const char *fingerprint; /* NULL: none */
+	const char *path;
+};
+
+static int fail(const char *command, const char *path, int error)
+{
+	switch (error) {
+	case EPERM:
+	case EACCES:
+		return cmd_fail(command,
+			"%s: only its owner, who must be able to write to the directory above, and "
+			"root may",
+			path);
+	case EBUSY:
+		return cmd_fail(command, "%s: the mount itself cannot be retired", path);
+	case ENODATA:
+	case EOPNOTSUPP:
+		return cmd_fail(command, "%s is not on a kvfs mount", path);
+	default:
+		return cmd_fail(command, "%s: %s", path, strerror(error));
+	}
+}
+
+/* Whether PATH is on kvfs: elsewhere the attribute would be an ordinary one. */
+static int check(const char *path)
+{
+	struct kv_report usage;
+	int r = kv_report_read(path, "quota.usage", &usage);
+
+	if (r == 0)
+		kv_report_done(&usage);
+	return r;
+}
+
+static int retire(const char *command, const struct request *request)
+{
+	const char *fingerprint = request->fingerprint ? request->fingerprint : "";
+	int r;
+
+	/* Another engine may make it at the same time. */
+	if (request->fingerprint && mkdir(request->path, 0777) < 0 && errno != EEXIST)
+		return cmd_fail(command, "%s: %s", request->path, strerror(errno));
+	r = check(request->path);
+	if (r < 0)
+		return fail(command, request->path, -r);
+	if (setxattr(request->path, "user.kvfs.retire", fingerprint, strlen(fingerprint), 0) < 0)
+		return fail(command, request->path, errno);
+	return 0;
+}
+
+/* -1: help was asked for. */
+static int parse_arguments(int argc, char **argv, struct request *ret_request)
+{
+	static const struct option longs[] = {
+		{"unless", required_argument, NULL, 'u'},
+		{"help", no_argument, NULL, 'h'},
+		{NULL, 0, NULL, 0},
+	};
+	int c;
+
+	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
+		switch (c) {
+		case 'u':
+			ret_request->fingerprint = optarg;
+			break;
+		case 'h':
+			(void)fputs(help_text, stdout);
+			return -1;
+		default:
+			return 1;
+		}
+	}
+	if (optind == argc)
+		return cmd_bad_usage(argv[0], "DIR is missing");
+	if (argc - optind > 1)
+		return cmd_bad_usage(argv[0], "more than one DIR");
+	ret_request->path = argv[optind];
+	return 0;
+}
+
+int retire_main(int argc, char **argv)
+{
+	struct request request = {0};
+	int r = parse_arguments(argc, argv, &request);
+
+	if (r != 0)
+		return r < 0 ? 0 : r;
+	if (request.fingerprint && (request.fingerprint[0] == '\0' ||
+					   strlen(request.fingerprint) > KV_FINGERPRINT_MAX))
+		return cmd_bad_usage(
+			argv[0], "FINGERPRINT must have 1 to %u bytes", KV_FINGERPRINT_MAX);
+	return retire(argv[0], &request);
+}
