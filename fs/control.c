@@ -44,6 +44,7 @@ static void print_index(FILE *out, struct kv_daemon *daemon)
 	fprintf(out, "store_used %" PRIu64 "\n", space.used * KV_BLOCK_SIZE);
 	fprintf(out, "store_busy %" PRIu64 "\n", space.busy * KV_BLOCK_SIZE);
 	fprintf(out, "store_reserved %" PRIu64 "\n", space.reserved * KV_BLOCK_SIZE);
+	fprintf(out, "store_pinned %" PRIu64 "\n", usage.pinned * KV_BLOCK_SIZE);
 	fprintf(out, "files %" PRIu64 "\n", usage.inodes);
 	fprintf(out, "index_bytes %" PRIu64 "\n", usage.size_bytes);
 	fprintf(out, "index_pending %" PRIu64 "\n", usage.pending);

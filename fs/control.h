@@ -12,7 +12,7 @@
  *
  * status: version, store, mode (passthrough|daemon), mode_reason (why not passthrough; "-"),
  *transport (legacy|io_uring), uptime_s, devices N, device I SIZE BLOCKS FAILED PATH; store_total,
- *store_used, store_busy, store_reserved (bytes), files, index_bytes, index_pending, index_held,
+ *store_used, store_busy, store_reserved, store_pinned (bytes), files, index_bytes, index_pending, index_held,
  *index_commits, dram_budget, dram_charged, dram_zombie, dram_dirty (bytes), dram_objects, dram_kind
  *(tmpfs|memfd), dram_huge (0|1), open_handles, nodes, stat NAME VALUE (one a counter of stats.h).
  * stat: ino, version, tier (writing|dram|nvme|dram+nvme|none), size, blocks (of 4096), chunks,

@@ -430,6 +430,7 @@ void kv_index_usage(struct kv_index *index, struct kv_index_usage *ret_usage)
 		.inodes = index->inodes + index->held_inodes,
 		.pending = index->pending.count + index->flushing.count,
 		.held = index->held.count,
+		.pinned = atomic_load_explicit(&index->pinned, memory_order_relaxed),
 		.commits = atomic_load_explicit(&index->commits, memory_order_relaxed),
 	};
 	(void)pthread_rwlock_unlock(&index->lock);

@@ -438,6 +438,7 @@ struct kv_index_usage {
 	uint64_t held;       /* records in the held layer */
 	uint64_t commits;    /* LMDB transactions since the start */
 	uint64_t size_bytes; /* LMDB pages in use */
+	uint64_t pinned;     /* blocks */
 };
 void kv_index_usage(struct kv_index *index, struct kv_index_usage *ret_usage);
 

@@ -19,8 +19,8 @@ static const char help_text[] =
 	"With SIZE, such as 8G: limits what DIR may hold, with all below it down to\n"
 	"directories that have a quota of their own. When it is full, its own files\n"
 	"go, the one used longest ago first. none takes the quota away. Only root may.\n"
-	"Without: shows the quota that holds for DIR, how much of it is used and how\n"
-	"much is pinned.\n"
+	"Without: shows the quota that holds for DIR, or a file, how much of it is used\n"
+	"and how much is pinned.\n"
 	"\n"
 	"  --json  print a JSON object, sizes in bytes\n";
 
@@ -124,7 +124,7 @@ static int set(const char *command, const char *path, const char *size)
 	}
 }
 
-static int check_directory(const char *command, const char *path)
+static int check_path(const char *command, const char *path, bool directory)
 {
 	struct kv_report usage;
 	struct stat st;
@@ -138,7 +138,7 @@ static int check_directory(const char *command, const char *path)
 	if (r < 0)
 		return cmd_fail(command, "%s: %s", path, strerror(-r));
 	kv_report_done(&usage);
-	if (!S_ISDIR(st.st_mode))
+	if (directory && !S_ISDIR(st.st_mode))
 		return cmd_fail(command, "%s: not a directory", path);
 	return 0;
 }
@@ -185,7 +185,7 @@ int quota_main(int argc, char **argv)
 	if (size && strcmp(size, "none") != 0 && kv_parse_size(size, &bytes) < 0)
 		return cmd_bad_usage(
 			argv[0], "'%.64s' is no size, give one such as 8G, or none", size);
-	if (check_directory(argv[0], argv[optind]) != 0)
+	if (check_path(argv[0], argv[optind], size != NULL) != 0)
 		return 1;
 	return size ? set(argv[0], argv[optind], size) : show(argv[0], argv[optind], json);
 }

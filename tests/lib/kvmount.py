@@ -295,6 +295,14 @@ class Kvfs:
     def status(self):
         return json.loads(self.kvfs("status", self.mnt, "--json").stdout)
 
+    def settle(self):
+        """Waits until everything published is durable: fsync of a directory does that."""
+        fd = os.open(self.mnt, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
     def counter(self, name):
         return self.status()["counters"][name]
 
