@@ -58,10 +58,13 @@ struct kv_core_hooks {
 	void (*name_gone)(void *arg, uint64_t parent, const char *name, size_t length);
 	/* Version VERSION of INO became wholly resident while it was open as a stream. */
 	void (*became_hot)(void *arg, uint64_t ino);
-	/* This one may call back. INODE, below a directory that was retired, has lost its last
-	 * name: kv_core_orphan is to be called when the FUSE side does not need it any more. NULL:
-	 * at once. */
-	void (*orphaned)(void *arg, const struct kv_inode *inode);
+	/*
+	 * INODE has lost its last name, NAME in directory PARENT, which was retired: kv_core_orphan
+	 * is to be called when the FUSE side does not need it any more, maybe at once. NULL: at
+	 * once.
+	 */
+	void (*orphaned)(void *arg, const struct kv_inode *inode, uint64_t parent, const char *name,
+		size_t length);
 };
 
 struct kv_core_options {

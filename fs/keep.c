@@ -165,7 +165,7 @@ static int retire(fuse_req_t req, struct kv_node *node, const char *unless, size
 	}
 	directory.nlink = 0;
 	kv_core_retired(daemon->core, node->ino);
-	kv_node_orphan(daemon, &directory);
+	(void)kv_node_orphan(daemon, &directory);
 	return 0;
 }
 
@@ -188,9 +188,11 @@ void kv_keep_set(
 	char text[VALUE_MAX + 1];
 
 	if (strcmp(name, NAME_RETIRE) == 0) {
-		/* Not before the kernel has forgotten the old directory. */
-		kv_notify_then_reply(
-			kv_daemon_of(req)->notify, req, retire(req, node, value, size));
+		/*
+		 * At once: the caller holds the directory's lock in the kernel, for which some
+		 * notice in the queue may be waiting. So the new directory is seen a moment later.
+		 */
+		kv_reply_error(req, retire(req, node, value, size));
 		return;
 	}
 	if (size > VALUE_MAX) {

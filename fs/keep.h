@@ -9,7 +9,8 @@
  *                          used, promised, pinned, pin_limit (bytes), inodes. Read only.
  *   user.kvfs.lease        milliseconds that a look-up still keeps the file. Read only.
  *   user.kvfs.retire       set on a directory: retires it; a value is the fingerprint that spares
- *                          it, and that the new one gets. Cannot be read.
+ *                          it, and that the new one gets. Cannot be read. The kernel forgets the
+ *                          old directory a moment after the answer; kvfs retire waits for that.
  *
  * user.kvfs.fingerprint is a plain attribute. Thread-safe.
  */

@@ -196,9 +196,13 @@ static void became_hot(void *arg, uint64_t ino)
 	kv_node_notify_name(arg, ino);
 }
 
-static void orphaned(void *arg, const struct kv_inode *inode)
+/* What the kernel knows of it goes when it is closed: without this it would stay as a cached name.
+ */
+static void orphaned(
+	void *arg, const struct kv_inode *inode, uint64_t parent, const char *name, size_t length)
 {
-	kv_node_orphan(arg, inode);
+	if (kv_node_orphan(arg, inode))
+		name_gone(arg, parent, name, length);
 }
 
 /* ---- Life ---- */

@@ -249,24 +249,27 @@ void kv_node_expire(struct kv_daemon *daemon, uint64_t ino, uint64_t nodeid)
 		kv_node_free_if_unused(daemon, node);
 }
 
-void kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
+bool kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
 {
 	KV_LOCKED(kv_node_lock(daemon, inode->ino));
 	struct kv_node *node = S_ISREG(inode->mode) ? NULL : find_by_ino(daemon->nodes, inode->ino);
 	struct kv_file *file = node ? NULL : kv_file_find(daemon->core, inode->ino);
+	bool known = node != NULL;
 
 	if (node) {
 		node->orphan = true;
-		return;
+		return known;
 	}
 	/* To the core a node that the kernel knows is an open one from here on. */
 	for (node = file ? file_nodes(file) : NULL; node; node = node->sibling) {
 		if (!node->orphan)
 			kv_file_opened(file);
 		node->orphan = true;
+		known = true;
 	}
 	kv_core_orphan(daemon->core, inode->ino);
 	kv_file_put(file);
+	return known;
 }
 
 /* Frees the node with the least id. False if there is none left. */

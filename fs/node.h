@@ -138,10 +138,10 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force);
 
 /*
- * INODE lost its last name: it is reaped when nothing uses it any more. What the kernel knows may
- * be on some path walk, or be somebody's directory, and stays until it is forgotten.
+ * INODE lost its last name: it is reaped when nothing uses it any more. What the kernel knows (the
+ * result) may be on some path walk, or be somebody's directory, and stays until it is forgotten.
  */
-void kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode);
+bool kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode);
 
 /* Counts a handle of a regular file's node, lock held, before the reply to OPEN leaves. */
 void kv_node_opened(struct kv_node *node, bool may_write);

@@ -28,6 +28,17 @@ static int lease(struct kv_daemon *daemon, const struct kv_inode *found)
 	return r == 0 && inode.nlink == 0 ? -ENOENT : r;
 }
 
+/*
+ * A directory that was removed or retired, but is somebody's current one. The kernel keeps the name
+ * that was not found there, and with it the directory, unless it is told to forget it.
+ */
+static bool is_orphan(struct kv_daemon *daemon, const struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	return node->orphan;
+}
+
 static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -36,6 +47,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 	struct kv_inode inode;
 	struct kv_node *node;
 	bool cacheable;
+	bool orphan;
 	int r;
 
 	kv_stat_add(&daemon->stats.fuse_lookup, 1);
@@ -44,6 +56,8 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 		r = lease(daemon, &inode);
 	if (r == 0)
 		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+	/* Before the reply: behind it the kernel may forget the node. */
+	orphan = r == -ENOENT && is_orphan(daemon, parent);
 	/* Every name is made through this mount, so the kernel may remember that there is none. */
 	if (r == -ENOENT)
 		kv_reply_check(daemon, fuse_reply_entry(req, &absent));
@@ -51,6 +65,8 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 		kv_reply_error(req, r);
 	else
 		kv_reply_entry(req, node, cacheable);
+	if (orphan)
+		(void)kv_notify_entry(daemon->notify, parent_id, name, strlen(name));
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t lookups)
@@ -188,7 +204,7 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent_id, const char *name, 
 		kv_core_now_ns(daemon->core), &inode);
 
 	if (r == 0 && inode.nlink == 0)
-		kv_node_orphan(daemon, &inode);
+		(void)kv_node_orphan(daemon, &inode);
 	kv_reply_error(req, r);
 }
 
@@ -268,7 +284,7 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent_id, const char *name,
 	int r = rename_published(req, &rename, &moved, &replaced);
 
 	if (r == 0 && replaced.ino != 0 && replaced.nlink == 0)
-		kv_node_orphan(daemon, &replaced);
+		(void)kv_node_orphan(daemon, &replaced);
 	kv_reply_error(req, r);
 	/* The kernel has moved its entry, which may be that of a version older than the one just
 	 * published. */

@@ -102,26 +102,38 @@ uint64_t kv_reap_ino(struct kv_core *core, uint64_t ino)
 /* ---- Retired directories ---- */
 
 struct cleared {
-	struct kv_inode inodes[KV_CLEAR_NAMES];
+	struct kv_inode inode;
+	size_t length;
+	char name[KV_NAME_MAX];
+};
+
+struct clearing {
+	struct cleared *names; /* KV_CLEAR_NAMES */
 	unsigned count;
 };
 
-static void note_cleared(void *arg, const struct kv_inode *inode)
+static void note_cleared(void *arg, const struct kv_inode *inode, const char *name, size_t length)
 {
-	struct cleared *cleared = arg;
+	struct clearing *clearing = arg;
+	struct cleared *cleared = &clearing->names[clearing->count++];
 
-	assert(cleared->count < KV_CLEAR_NAMES);
-	cleared->inodes[cleared->count++] = *inode;
+	assert(clearing->count <= KV_CLEAR_NAMES && length <= sizeof(cleared->name));
+	cleared->inode = *inode;
+	cleared->length = length;
+	memcpy(cleared->name, name, length);
 }
 
-static void cleared_orphan(struct kv_core *core, const struct kv_inode *inode)
+static void cleared_orphan(struct kv_core *core, uint64_t parent, const struct cleared *cleared)
 {
-	if (S_ISDIR(inode->mode))
-		kv_core_retired(core, inode->ino);
+	if (cleared->inode.nlink > 0)
+		return;
+	if (S_ISDIR(cleared->inode.mode))
+		kv_core_retired(core, cleared->inode.ino);
 	if (core->hooks.orphaned)
-		core->hooks.orphaned(core->hooks.arg, inode);
+		core->hooks.orphaned(
+			core->hooks.arg, &cleared->inode, parent, cleared->name, cleared->length);
 	else
-		kv_core_orphan(core, inode->ino);
+		kv_core_orphan(core, cleared->inode.ino);
 }
 
 /*
@@ -130,18 +142,18 @@ static void cleared_orphan(struct kv_core *core, const struct kv_inode *inode)
  */
 static void clear_some(struct kv_core *core, const struct kv_orphan *orphan)
 {
-	struct cleared *cleared = calloc(1, sizeof(*cleared));
+	struct clearing clearing = {.names = calloc(KV_CLEAR_NAMES, sizeof(*clearing.names))};
 	int r;
 
-	if (!cleared) {
+	if (!clearing.names) {
 		kv_log_warning(
 			"reap", "out of memory, left for the next mount ino=%" PRIu64, orphan->ino);
 		return;
 	}
-	r = kv_index_clear(core->index, orphan->ino, kv_core_now_ns(core), note_cleared, cleared);
-	for (unsigned i = 0; r >= 0 && i < cleared->count; i++)
-		cleared_orphan(core, &cleared->inodes[i]);
-	free(cleared);
+	r = kv_index_clear(core->index, orphan->ino, kv_core_now_ns(core), note_cleared, &clearing);
+	for (unsigned i = 0; r >= 0 && i < clearing.count; i++)
+		cleared_orphan(core, orphan->ino, &clearing.names[i]);
+	free(clearing.names);
 	if (r == 1)
 		push(core, orphan);
 	else if (r == 0 && !orphan->keep)

@@ -242,7 +242,8 @@ int kv_index_readdir(struct kv_index *index, uint64_t ino, uint64_t cookie, bool
 	r = kv_view_node(&view, ino, &directory);
 	if (r == 0 && !S_ISDIR(directory.inode.mode))
 		r = -ENOTDIR;
-	if (r == 0) {
+	/* What is left in a retired directory is not seen. */
+	if (r == 0 && directory.inode.nlink > 0) {
 		struct kv_key start = kv_key_pair(KV_TABLE_DIRENT, ino, cookie + 1);
 
 		r = list(&view, &start, &listing);

@@ -286,12 +286,14 @@ int kv_index_map(struct kv_index *index, uint64_t ino, uint32_t first, uint32_t 
 int kv_index_reap(struct kv_index *index, uint64_t ino, struct kv_freed *ret_freed);
 /*
  * Works off the entries of a retired directory, KV_CLEAR_NAMES a call at most: 1 while some are
- * left, else 0; -ENOENT if it is no orphan. GONE is called, under the index lock, for each inode
- * that has become an orphan by it. kv_index_reap answers -ENOTEMPTY until that is done.
+ * left, else 0; -ENOENT if it is no orphan. GONE is called, under the index lock, for each name
+ * with its inode, an orphan if that has no link any more; what it was told is not so if the call
+ * fails. kv_index_reap answers -ENOTEMPTY until that is done.
  */
 #define KV_CLEAR_NAMES 256u
 int kv_index_clear(struct kv_index *index, uint64_t ino, int64_t now_ns,
-	void (*gone)(void *arg, const struct kv_inode *inode), void *arg);
+	void (*gone)(void *arg, const struct kv_inode *inode, const char *name, size_t length),
+	void *arg);
 /* Fills ret_inos with orphans above AFTER, ascending; returns how many. At mount: those a crash
  * left. */
 ssize_t kv_index_orphans(

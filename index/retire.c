@@ -126,8 +126,8 @@ struct clear {
 	struct kv_op *op;
 	uint64_t ino;
 	int64_t now_ns;
-	struct kv_inode gone[KV_CLEAR_NAMES];
-	unsigned count;
+	void (*gone)(void *arg, const struct kv_inode *inode, const char *name, size_t length);
+	void *arg;
 };
 
 /* As unlink or rmdir would, but a directory goes with what is in it, which is worked off later. */
@@ -143,17 +143,16 @@ static int clear_entry(struct clear *clear, const struct kv_key *key)
 		r = kv_view_entry_node(&op->view, &entry, &node);
 	if (r == 0)
 		r = kv_op_remove_link(op, &node, &place);
-	if (r == 0)
-		r = kv_op_drop_entry(op, &entry);
 	if (r == 0 && S_ISDIR(node.inode.mode))
 		r = kv_op_end_domain(op, &node);
 	if (r < 0)
 		return r;
 	node.inode.ctime_ns = clear->now_ns;
 	r = kv_op_put_unlinked(op, &node);
-	if (r == 0 && node.inode.nlink == 0)
-		clear->gone[clear->count++] = node.inode;
-	return r;
+	if (r < 0)
+		return r;
+	clear->gone(clear->arg, &node.inode, entry.record.name, entry.record.length);
+	return kv_op_drop_entry(op, &entry);
 }
 
 static int clear_some(struct clear *clear)
@@ -182,16 +181,12 @@ static int clear_some(struct clear *clear)
 }
 
 int kv_index_clear(struct kv_index *index, uint64_t ino, int64_t now_ns,
-	void (*gone)(void *arg, const struct kv_inode *inode), void *arg)
+	void (*gone)(void *arg, const struct kv_inode *inode, const char *name, size_t length),
+	void *arg)
 {
 	struct kv_op op;
-	struct clear clear = {.op = &op, .ino = ino, .now_ns = now_ns};
+	struct clear clear = {.op = &op, .ino = ino, .now_ns = now_ns, .gone = gone, .arg = arg};
 	int r = kv_op_begin(&op, index);
 
-	if (r < 0)
-		return r;
-	r = clear_some(&clear);
-	for (unsigned i = 0; r >= 0 && i < clear.count; i++)
-		gone(arg, &clear.gone[i]);
-	return kv_op_end(&op, r);
+	return r < 0 ? r : kv_op_end(&op, clear_some(&clear));
 }

@@ -24,6 +24,9 @@ static const char help_text[] =
 	"      no DIR it is made. So engines can call this when they start, with a hash\n"
 	"      of what their caches depend on, also several at once.\n";
 
+/* Not for ever: another engine may have retired it again. */
+#define SEEN_WAIT_MS 5000u
+
 struct request {
 	const char *fingerprint; /* NULL: none */
 	const char *path;
@@ -59,9 +62,31 @@ static int check(const char *path)
 	return r;
 }
 
+/* Whether PATH is the new directory by now, or carries the fingerprint. */
+static bool is_done(const struct request *request, ino_t before)
+{
+	char value[KV_FINGERPRINT_MAX + 1];
+	struct stat st;
+	ssize_t n;
+
+	if (!request->fingerprint)
+		return stat(request->path, &st) < 0 || st.st_ino != before;
+	n = getxattr(request->path, KV_FINGERPRINT_NAME, value, sizeof(value));
+	return n == (ssize_t)strlen(request->fingerprint) &&
+	       memcmp(value, request->fingerprint, (size_t)n) == 0;
+}
+
+/* The kernel may show the old directory for another moment. */
+static void wait_until_seen(const struct request *request, ino_t before)
+{
+	for (unsigned i = 0; i < SEEN_WAIT_MS && !is_done(request, before); i++)
+		(void)usleep(1000);
+}
+
 static int retire(const char *command, const struct request *request)
 {
 	const char *fingerprint = request->fingerprint ? request->fingerprint : "";
+	struct stat st;
 	int r;
 
 	/* Another engine may make it at the same time. */
@@ -70,8 +95,10 @@ static int retire(const char *command, const struct request *request)
 	r = check(request->path);
 	if (r < 0)
 		return fail(command, request->path, -r);
-	if (setxattr(request->path, "user.kvfs.retire", fingerprint, strlen(fingerprint), 0) < 0)
+	if (stat(request->path, &st) < 0 || setxattr(request->path, "user.kvfs.retire", fingerprint,
+						    strlen(fingerprint), 0) < 0)
 		return fail(command, request->path, errno);
+	wait_until_seen(request, st.st_ino);
 	return 0;
 }
 

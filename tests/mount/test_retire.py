@@ -204,7 +204,7 @@ def test_who_may(model):
         in_child(retire, uid=NOBODY)
     os.chmod(model.mnt, 0o1777)
     in_child(retire, uid=NOBODY)
-    assert os.listdir(model.dir) == []
+    eventually(lambda: os.listdir(model.dir) == [], what="the new directory")
     os.chown(model.dir, 1234, 1234)
     os.chmod(model.dir, 0o777)
     with pytest.raises(PermissionError):
