@@ -10,7 +10,7 @@ import pytest
 from kvmount import ROOT, MountFailed, build_folder
 from procs import eventually, run
 
-COMMANDS = ("format", "mount", "status", "stat")
+COMMANDS = ("format", "mount", "status", "stat", "quota", "pin", "unpin", "retire")
 MODE_ANY = pytest.mark.parametrize("mode", ["daemon"])
 BLOCK = 4096
 

@@ -58,6 +58,8 @@ static void test_options__defaults(void **state)
 	assert_int_equal(options.stream_above_bytes, UINT64_C(256) << 20);
 	assert_int_equal(options.max_size_bytes, 0);
 	assert_int_equal(options.read_wait_ms, 5000);
+	assert_int_equal(options.lease_ms, 10000);
+	assert_int_equal(options.unread_ttl_ms, 0);
 	assert_false(options.allow_other);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_AUTO);
 	assert_int_equal(options.log_level, KV_LOG_INFO);
@@ -69,13 +71,17 @@ static void test_options__all_set(void **state)
 	struct kv_options options;
 
 	(void)state;
-	assert_int_equal(parse(&options, "log=debug,passthrough=off,allow_other,read_wait=250ms,"
-					 "max_size=2T,stream_above=64M,dram=1.5G"),
+	assert_int_equal(
+		parse(&options, "log=debug,passthrough=off,allow_other,read_wait=250ms,lease=2m,"
+				"unread_ttl=3h,"
+				"max_size=2T,stream_above=64M,dram=1.5G"),
 		0);
 	assert_int_equal(options.dram_bytes, UINT64_C(1536) << 20);
 	assert_int_equal(options.stream_above_bytes, UINT64_C(64) << 20);
 	assert_int_equal(options.max_size_bytes, UINT64_C(2) << 40);
 	assert_int_equal(options.read_wait_ms, 250);
+	assert_int_equal(options.lease_ms, 120000);
+	assert_int_equal(options.unread_ttl_ms, UINT64_C(3) * 3600 * 1000);
 	assert_true(options.allow_other);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_OFF);
 	assert_int_equal(options.log_level, KV_LOG_DEBUG);
@@ -115,6 +121,7 @@ static void test_options__range_ends(void **state)
 	assert_refused("dram=16383K", (const char *const[]){"dram=16383K", "16.0M", "size"});
 	assert_refused("dram=0%", (const char *const[]){"dram=0%", "16.0M", "25%"});
 	assert_refused("read_wait=601s", (const char *const[]){"read_wait=601s", "0", "600s"});
+	assert_refused("lease=601s", (const char *const[]){"lease=601s", "0", "600s"});
 }
 
 /* A name that is no option is named in the refusal. */
@@ -167,8 +174,8 @@ static void test_options__too_long(void **state)
 static void test_options__help(void **state)
 {
 	static const char *const names[] = {"dram=SIZE|PERCENT", "stream_above=SIZE",
-		"max_size=SIZE", "read_wait=TIME", "allow_other", "passthrough=auto|on|off",
-		"log=LEVEL"};
+		"max_size=SIZE", "read_wait=TIME", "lease=TIME", "unread_ttl=TIME", "allow_other",
+		"passthrough=auto|on|off", "log=LEVEL"};
 	char *text = NULL;
 	size_t size = 0;
 	FILE *out = open_memstream(&text, &size);
