@@ -14,17 +14,17 @@
 
 /*
  * A file that was found stays for the length of a lease (K2). Eviction may have taken it between
- * the look and the lease: what is there now, stays.
+ * the look and the lease: what is there now, stays. Who looks at what it is writing has no need of
+ * one.
  */
-static int lease(struct kv_daemon *daemon, const struct kv_inode *found)
+static int lease(struct kv_daemon *daemon, const struct kv_node *node, pid_t pid)
 {
 	struct kv_inode inode;
 	int r;
 
-	if (!S_ISREG(found->mode) || found->flags & KV_INODE_HELD ||
-		!kv_core_lease(daemon->core, found->ino))
+	if (!node->file || kv_node_is_own(node, pid) || !kv_core_lease(daemon->core, node->ino))
 		return 0;
-	r = kv_index_get(daemon->index, found->ino, &inode);
+	r = kv_index_get(daemon->index, node->ino, &inode);
 	return r == 0 && inode.nlink == 0 ? -ENOENT : r;
 }
 
@@ -37,6 +37,21 @@ static bool is_orphan(struct kv_daemon *daemon, const struct kv_node *node)
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 
 	return node->orphan;
+}
+
+static int find_node(fuse_req_t req, const struct kv_inode *inode, struct kv_node **ret_node,
+	bool *ret_cacheable)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	pid_t pid = fuse_req_ctx(req)->pid;
+	int r = kv_node_for(daemon, inode, pid, ret_node, ret_cacheable);
+
+	if (r < 0)
+		return r;
+	r = lease(daemon, *ret_node, pid);
+	if (r < 0)
+		kv_node_forget(daemon, *ret_node, 1);
+	return r;
 }
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
@@ -53,9 +68,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 	kv_stat_add(&daemon->stats.fuse_lookup, 1);
 	r = kv_index_lookup(daemon->index, parent->ino, name, strlen(name), &inode);
 	if (r == 0)
-		r = lease(daemon, &inode);
-	if (r == 0)
-		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+		r = find_node(req, &inode, &node, &cacheable);
 	/* Before the reply: behind it the kernel may forget the node. */
 	orphan = r == -ENOENT && is_orphan(daemon, parent);
 	/* Every name is made through this mount, so the kernel may remember that there is none. */

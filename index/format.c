@@ -124,6 +124,7 @@ int kv_state_decode(const void *data, size_t size, struct kv_state *ret_state)
 /* ---- Inodes ---- */
 
 #define VARINT_MAX 10u
+#define INODE_FIXED 35u
 
 static size_t put_varint(uint8_t *data, uint64_t value)
 {
@@ -173,18 +174,6 @@ static uint64_t get_varint(struct reader *reader, uint64_t max)
 	return 0;
 }
 
-static uint64_t get_word(struct reader *reader)
-{
-	const uint8_t *at = reader->at;
-
-	if (reader->end - at < 8) {
-		reader->bad = true;
-		return 0;
-	}
-	reader->at += 8;
-	return kv_get_le64(at);
-}
-
 /* Differences wrap: any two times have one. */
 static uint64_t distance(int64_t from, int64_t to)
 {
@@ -208,19 +197,21 @@ size_t kv_inode_encode(const struct kv_inode *inode, uint8_t ret_data[KV_INODE_H
 		inode->size,
 		inode->blocks,
 		inode->version,
-		inode->hits,
 		inode->parent,
-		distance(inode->mtime_ns, inode->atime_ns),
 		distance(inode->mtime_ns, inode->ctime_ns),
 		distance(inode->mtime_ns, inode->btime_ns),
-		distance(inode->mtime_ns >> KV_USE_SHIFT, inode->last_use_ns >> KV_USE_SHIFT),
 	};
-	size_t size = 16;
+	size_t size = INODE_FIXED;
 
-	static_assert(16 + VARINT_MAX * sizeof(numbers) / sizeof(numbers[0]) <= KV_INODE_HEAD_MAX,
+	static_assert(INODE_FIXED + VARINT_MAX * sizeof(numbers) / sizeof(numbers[0]) <=
+			      KV_INODE_HEAD_MAX,
 		"an inode's head fits its buffer");
 	kv_put_le64(ret_data, (uint64_t)inode->mtime_ns);
 	kv_put_le64(ret_data + 8, inode->cookie);
+	kv_put_le64(ret_data + 16, (uint64_t)inode->atime_ns);
+	/* Seven bytes: the eighth is overwritten. */
+	kv_put_le64(ret_data + 24, kv_use_order(0, 0, inode->last_use_ns));
+	kv_put_le32(ret_data + 31, inode->hits);
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
 		size += put_varint(ret_data + size, numbers[i]);
 	return size;
@@ -262,11 +253,19 @@ static bool inode_is_sane(const struct kv_inode *inode)
 int kv_inode_decode(
 	uint64_t ino, const void *data, size_t size, struct kv_inode *ret_inode, size_t *ret_head)
 {
-	struct reader reader = {.at = data, .end = (const uint8_t *)data + size};
+	const uint8_t *p = data;
+	struct reader reader = {.at = p + INODE_FIXED, .end = p + size};
 	struct kv_inode inode = {.ino = ino};
+	uint64_t order;
 
-	inode.mtime_ns = (int64_t)get_word(&reader);
-	inode.cookie = get_word(&reader);
+	if (size < INODE_FIXED)
+		return -EUCLEAN;
+	inode.mtime_ns = (int64_t)kv_get_le64(p);
+	inode.cookie = kv_get_le64(p + 8);
+	inode.atime_ns = (int64_t)kv_get_le64(p + 16);
+	order = kv_get_le64(p + 24) & ~(UINT64_C(0xff) << 56);
+	inode.last_use_ns = kv_use_ns(order);
+	inode.hits = kv_get_le32(p + 31);
 	inode.mode = (uint32_t)get_varint(&reader, UINT32_MAX);
 	inode.uid = (uint32_t)get_varint(&reader, UINT32_MAX);
 	inode.gid = (uint32_t)get_varint(&reader, UINT32_MAX);
@@ -276,19 +275,14 @@ int kv_inode_decode(
 	inode.size = get_varint(&reader, UINT64_MAX);
 	inode.blocks = get_varint(&reader, UINT64_MAX);
 	inode.version = get_varint(&reader, UINT64_MAX);
-	inode.hits = (uint32_t)get_varint(&reader, UINT32_MAX);
 	inode.parent = get_varint(&reader, UINT64_MAX);
-	inode.atime_ns = at_distance(inode.mtime_ns, get_varint(&reader, UINT64_MAX));
 	inode.ctime_ns = at_distance(inode.mtime_ns, get_varint(&reader, UINT64_MAX));
 	inode.btime_ns = at_distance(inode.mtime_ns, get_varint(&reader, UINT64_MAX));
-	inode.last_use_ns = (int64_t)((uint64_t)at_distance(inode.mtime_ns >> KV_USE_SHIFT,
-					      get_varint(&reader, UINT64_MAX))
-				      << KV_USE_SHIFT);
-	if (reader.bad || !inode_is_sane(&inode) ||
+	if (reader.bad || order >> KV_USE_TIME_BITS != 0 || !inode_is_sane(&inode) ||
 		!inode_tail_fits(&inode, (size_t)(reader.end - reader.at)))
 		return -EUCLEAN;
 	*ret_inode = inode;
-	*ret_head = (size_t)(reader.at - (const uint8_t *)data);
+	*ret_head = (size_t)(reader.at - p);
 	return 0;
 }
 

@@ -43,9 +43,10 @@
  *   state  [8 next ino] [8 inodes] [8 used blocks] [8 zero]
  *   inode  the head: numbers as below, then the tail: a symlink's target; of a regular file
  *          whose map is small the map of segment 0 (at most 256 bytes; there is no MAP record then)
- *   head   [8 mtime] [8 cookie] and as varints: mode, uid, gid, nlink, flags, domain, size, blocks,
- *          version, hits, parent; then, with their signs folded in, the distances of atime, ctime
- *          and btime from mtime in ns, and of last use from mtime in 4096 ns
+ *   head   [8 mtime] [8 cookie] [8 atime] [7 last use, as in its order] [4 hits] and as varints:
+ *          mode, uid, gid, nlink, flags, domain, size, blocks, version, parent, and the distances
+ *          of ctime and btime from mtime, with their signs folded in. What a use changes keeps its
+ *          size: a record that grows would split its page, which is full
  *   varint 7 bits a byte, lowest first, the high bit on all but the last
  *   domain [8 directory] [8 limit] [8 used] [8 pinned] (in blocks) [8 inodes] [1 state] [7 zero]
  *   map    chunks, ascending: [1 number in segment] [1 zero] [2 extent count] [8 sum] and extents:

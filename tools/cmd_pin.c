@@ -18,8 +18,8 @@ static const char pin_help[] =
 	"Pins files: they are not evicted until they are unpinned or removed. A\n"
 	"directory stands for all that is below it, and what is made in it later is\n"
 	"pinned, too. Only the owner and root may. At most 7/8 of a quota, and of the\n"
-	"store, can be pinned, and 1/4 of the store by others than root where no\n"
-	"directory's quota holds.\n";
+	"store, can be pinned; where no directory's quota holds, users other than root\n"
+	"can pin as long as no more than 1/4 of the store is.\n";
 static const char unpin_help[] =
 	"usage: kvfs unpin PATH...\n"
 	"\n"

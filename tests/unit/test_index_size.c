@@ -56,6 +56,31 @@ static uint64_t bytes_now(struct unit *unit)
 	return usage.size_bytes;
 }
 
+/* The directory has a quota, and every file is read once: the lists of its domain fill their pages.
+ */
+static void test_index_size__read_within_a_quota(void **state)
+{
+	struct unit *unit = *state;
+	struct kv_inode dir = unit_make(unit, KV_ROOT_INO, "dir", S_IFDIR | 0755);
+	struct kv_quota_walk walk = {0};
+	uint32_t number;
+	uint64_t before;
+	double bytes;
+
+	assert_int_equal(kv_index_quota_set(unit->index, dir.ino, 1000000, &number), 0);
+	assert_int_equal(kv_index_quota_step(unit->index, number, &walk), 0);
+	before = bytes_now(unit);
+	for (unsigned i = 0; i < FILES; i++)
+		put_file(unit, dir.ino, i);
+	for (uint64_t i = 0; i < FILES; i++)
+		assert_int_equal(kv_index_touch(unit->index, dir.ino + 1 + i,
+					 unit->now + (int64_t)i * 7654321, 1, INT64_MIN),
+			0);
+	bytes = bytes_a_file(unit, before);
+	print_message("%.1f bytes a file\n", bytes);
+	assert_true(bytes <= BYTES_MAX);
+}
+
 /* Files that come one after the other, in the root: every table stays full enough. */
 static void test_index_size__written_once(void **state)
 {
@@ -76,6 +101,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(test_index_size__written_once),
+		TEST(test_index_size__read_within_a_quota),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
