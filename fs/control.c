@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "fs/attributes.h"
 #include "fs/daemon.h"
 #include "fs/node.h"
 #include "fs/parse.h"
@@ -122,11 +123,7 @@ static const char *tier_of(const struct chunk_counts *counts, bool published)
 	return counts->stored > 0 ? "nvme" : "none";
 }
 
-/*
- * The version that describes the file: the published one, else one being written, else NULL (a
- * directory, or a file that is going away).
- */
-static struct kv_version *describing_version(struct kv_daemon *daemon, uint64_t ino)
+struct kv_version *kv_control_version(struct kv_daemon *daemon, uint64_t ino)
 {
 	struct kv_version *version = NULL;
 	struct kv_file *file;
@@ -139,51 +136,70 @@ static struct kv_version *describing_version(struct kv_daemon *daemon, uint64_t 
 	return version;
 }
 
-static void print_content(FILE *out, struct kv_version *version)
-{
-	struct chunk_counts counts = {0};
-	struct kv_version_attr attr;
-	const char *checksum = "none";
-
-	kv_version_attr(version, &attr);
-	(void)kv_version_map(version, 0, count_chunk, &counts);
-	if (counts.dirty > 0 || !attr.committed)
-		checksum = "pending";
-	else if (counts.stored > 0)
-		checksum = "stored";
-	fprintf(out, "version %" PRIu64 "\n", attr.number);
-	fprintf(out, "tier %s\n", tier_of(&counts, attr.published));
-	fprintf(out, "size %" PRIu64 "\n", attr.size);
-	fprintf(out, "blocks %" PRIu64 "\n", attr.blocks);
-	fprintf(out, "chunks %" PRIu64 "\n", counts.chunks);
-	fprintf(out, "chunks_resident %" PRIu64 "\n", counts.resident);
-	fprintf(out, "chunks_dirty %" PRIu64 "\n", counts.dirty);
-	fprintf(out, "checksum %s\n", checksum);
-}
-
-static int print_stat(FILE *out, struct kv_daemon *daemon, uint64_t ino)
+int kv_control_inode(struct kv_daemon *daemon, uint64_t ino, struct kv_inode *ret_inode)
 {
 	struct kv_file *file = kv_file_find(daemon->core, ino);
-	struct kv_version *version;
-	struct kv_inode inode;
-	int r;
 
 	if (file)
 		kv_file_note_uses(file);
 	kv_file_put(file);
-	r = kv_index_get(daemon->index, ino, &inode);
+	return kv_index_get(daemon->index, ino, ret_inode);
+}
+
+void kv_control_content(struct kv_daemon *daemon, const struct kv_inode *inode,
+	struct kv_content_report *ret_content)
+{
+	struct kv_version *version =
+		S_ISREG(inode->mode) ? kv_control_version(daemon, inode->ino) : NULL;
+	struct kv_version_attr attr = {
+		.number = inode->version,
+		.size = inode->size,
+		.blocks = inode->blocks,
+		.published = true,
+		.committed = true,
+	};
+	struct chunk_counts counts = {0};
+	const char *checksum = "none";
+
+	if (version) {
+		kv_version_attr(version, &attr);
+		(void)kv_version_map(version, 0, count_chunk, &counts);
+	}
+	kv_version_unref(version);
+	if (counts.dirty > 0 || !attr.committed)
+		checksum = "pending";
+	else if (counts.stored > 0)
+		checksum = "stored";
+	*ret_content = (struct kv_content_report){
+		.version = attr.number,
+		.tier = tier_of(&counts, attr.published),
+		.size = attr.size,
+		.blocks = attr.blocks,
+		.chunks = counts.chunks,
+		.resident = counts.resident,
+		.dirty = counts.dirty,
+		.checksum = checksum,
+	};
+}
+
+static int print_stat(FILE *out, struct kv_daemon *daemon, uint64_t ino)
+{
+	struct kv_content_report content;
+	struct kv_inode inode;
+	int r = kv_control_inode(daemon, ino, &inode);
+
 	if (r < 0)
 		return r;
-	version = S_ISREG(inode.mode) ? describing_version(daemon, ino) : NULL;
+	kv_control_content(daemon, &inode, &content);
 	fprintf(out, "ino %" PRIu64 "\n", ino);
-	if (version)
-		print_content(out, version);
-	else
-		fprintf(out,
-			"version %" PRIu64 "\ntier none\nsize %" PRIu64 "\nblocks %" PRIu64
-			"\nchunks 0\nchunks_resident 0\nchunks_dirty 0\nchecksum none\n",
-			inode.version, inode.size, inode.blocks);
-	kv_version_unref(version);
+	fprintf(out, "version %" PRIu64 "\n", content.version);
+	fprintf(out, "tier %s\n", content.tier);
+	fprintf(out, "size %" PRIu64 "\n", content.size);
+	fprintf(out, "blocks %" PRIu64 "\n", content.blocks);
+	fprintf(out, "chunks %" PRIu64 "\n", content.chunks);
+	fprintf(out, "chunks_resident %" PRIu64 "\n", content.resident);
+	fprintf(out, "chunks_dirty %" PRIu64 "\n", content.dirty);
+	fprintf(out, "checksum %s\n", content.checksum);
 	fprintf(out, "hits %" PRIu32 "\n", inode.hits);
 	fprintf(out, "last_use_ns %" PRId64 "\n", inode.last_use_ns);
 	fprintf(out, "quarantined %d\n", (inode.flags & KV_INODE_QUARANTINED) != 0);
@@ -221,7 +237,7 @@ static int print_map(FILE *out, struct kv_daemon *daemon, uint64_t ino, const ch
 
 	if (kv_parse_u64(number, &first) < 0 || first > UINT32_MAX)
 		return -EINVAL;
-	version = describing_version(daemon, ino);
+	version = kv_control_version(daemon, ino);
 	if (!version)
 		return 0;
 	r = kv_version_map(version, (uint32_t)first, print_chunk, out);
@@ -248,7 +264,7 @@ ssize_t kv_control_get(struct kv_daemon *daemon, uint64_t ino, const char *name,
 	else if (strncmp(key, "map.", strlen("map.")) == 0)
 		r = print_map(out, daemon, ino, key + strlen("map."));
 	else
-		r = -ENODATA;
+		r = kv_attribute_print(out, daemon, ino, key);
 	if (fclose(out) != 0 && r == 0)
 		r = -ENOMEM;
 	if (r < 0)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the daemon tells people about itself: read-only virtual extended attributes.
+ * What the daemon tells the tools about itself: reports, read as extended attributes. (Those for
+ * people, one value each, are in attributes.h.)
  *
  *	user.kvfs.status   of any file or directory of the mount: the mount as a whole
  *	user.kvfs.stat     of a file: its state
@@ -28,6 +29,8 @@
 #include <sys/types.h>
 
 struct kv_daemon;
+struct kv_inode;
+struct kv_version;
 
 #define KV_CONTROL_PREFIX "user.kvfs."
 
@@ -36,5 +39,29 @@ struct kv_daemon;
  * -ENODATA for names outside the table, -EINVAL for a bad number.
  */
 ssize_t kv_control_get(struct kv_daemon *daemon, uint64_t ino, const char *name, char **ret_text);
+
+/* ---- For attributes.c ---- */
+
+/*
+ * The version that describes file INO, with a reference: the published one, else one being written,
+ * else NULL (a directory, or a file that is going away).
+ */
+struct kv_version *kv_control_version(struct kv_daemon *daemon, uint64_t ino);
+
+/* The inode, with all uses up to now. -ENOENT. */
+int kv_control_inode(struct kv_daemon *daemon, uint64_t ino, struct kv_inode *ret_inode);
+
+struct kv_content_report {
+	uint64_t version;
+	const char *tier; /* as control.h says, static */
+	uint64_t size;    /* bytes */
+	uint64_t blocks;
+	uint64_t chunks;
+	uint64_t resident; /* chunks in DRAM */
+	uint64_t dirty;    /* chunks */
+	const char *checksum;
+};
+void kv_control_content(struct kv_daemon *daemon, const struct kv_inode *inode,
+	struct kv_content_report *ret_content);
 
 #endif

@@ -169,6 +169,12 @@ bool kv_core_lease(struct kv_core *core, uint64_t ino);
 /* Milliseconds that are left of the lease, 0 if there is none. */
 int64_t kv_core_lease_left(struct kv_core *core, uint64_t ino);
 
+/*
+ * Somebody says that the file was used at WHEN_NS: orders eviction as an open would, from DRAM and
+ * from the store, but is no hit. It never makes the last use earlier, and the future counts as now.
+ */
+void kv_file_used_at(struct kv_file *file, int64_t when_ns);
+
 /* Writes the uses counted since then to the index now: for who wants to read them there. */
 void kv_file_note_uses(struct kv_file *file);
 
@@ -297,6 +303,37 @@ struct kv_clone {
 };
 int kv_version_clone(
 	struct kv_version *version, const struct kv_clone *clone, uint64_t *ret_copied);
+
+/* ---- Residency on request ---- */
+
+struct kv_warm {
+	uint64_t offset; /* bytes */
+	uint64_t length;
+	bool ask; /* only look */
+};
+struct kv_warm_result {
+	uint64_t done;     /* bytes of the range that are in the file */
+	uint64_t resident; /* those of them that are in DRAM */
+	uint64_t holes;    /* those of them that are nowhere */
+};
+/*
+ * Brings a range of a version that kv_version_open has opened into DRAM, and waits for it. What
+ * does not fit is left out, as ret_result shows. -EIO: damaged, or a device failed.
+ */
+int kv_version_warm(
+	struct kv_version *version, const struct kv_warm *range, struct kv_warm_result *ret_result);
+
+/*
+ * Drops what INO has published from DRAM, after it was written back; waits for that. -EBUSY: it is
+ * open or being written. -EIO: the write-back failed.
+ */
+int kv_core_cool(struct kv_core *core, uint64_t ino, uint64_t *ret_bytes);
+
+/*
+ * Evicts INO from the store as the evictor would, after it was written back: names, then space.
+ * -EBUSY: open or being written. -EAGAIN: used within the lease, unless LEASED. ret_bytes: freed.
+ */
+int kv_core_evict(struct kv_core *core, uint64_t ino, bool leased, uint64_t *ret_bytes);
 
 /* ---- For control.c ---- */
 

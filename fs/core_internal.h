@@ -19,6 +19,7 @@
  *   writeback.c    DRAM to devices: which chunks; writeback_run.c: writing
  *   commit.c       devices to index
  *   evict.c        DRAM eviction
+ *   warm.c         DRAM residency on request
  *   reap.c         orphans
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them
@@ -572,6 +573,13 @@ int kv_fill_wait(struct kv_version *version, uint32_t number);
  * being written: the slot is ours (BUSY). */
 int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory);
 
+/* ---- open.c ---- */
+
+/* Few enough holes for the whole of it to be worth its DRAM. Lock held. */
+bool kv_version_is_dense(const struct kv_version *version);
+/* Charges and allocates the pages that chunk NUMBER of a version that is open lacks. */
+int kv_chunk_allocate_rest(struct kv_version *version, uint32_t number);
+
 /* ---- writeback.c, commit.c ---- */
 
 int kv_writeback_start(struct kv_core *core);
@@ -593,6 +601,8 @@ int kv_evict_start(struct kv_core *core);
 void kv_evict_stop(struct kv_core *core);
 uint64_t kv_evict_reclaim(void *core, uint64_t bytes);
 void kv_evict_kick(struct kv_core *core);
+/* Drops VERSION from DRAM if it is idle: committed, and nobody has it open. Returns the bytes. */
+uint64_t kv_version_drop_object(struct kv_version *version);
 /* Gives the object and its charge back. Lock held; the caller calls kv_object_free and the hook. */
 struct kv_object *kv_version_detach_locked(
 	struct kv_version *version, int *ret_backing, uint64_t *ret_bytes);
@@ -638,6 +648,8 @@ void kv_quota_trim(struct kv_core *core);
 /* Goes on with the walks that a crash left. */
 void kv_quota_resume(struct kv_core *core);
 int kv_lease_start(struct kv_core *core);
+/* INO was published: it stays for a moment. */
+void kv_lease_published(struct kv_core *core, uint64_t ino);
 
 /* Takes every name from INO and tells the FUSE side. */
 int kv_core_unname(

@@ -43,9 +43,9 @@ struct kv_object *kv_version_detach_locked(
 	return object;
 }
 
-/* Drops VERSION from DRAM if it is idle. Returns the bytes. */
-static uint64_t evict_version(struct kv_core *core, struct kv_version *version)
+uint64_t kv_version_drop_object(struct kv_version *version)
 {
+	struct kv_core *core = version->file->core;
 	struct kv_object *object = NULL;
 	uint64_t bytes = 0;
 	int backing = 0;
@@ -89,7 +89,7 @@ static uint64_t evict_idle(struct kv_core *core, uint64_t wanted)
 		struct kv_version *version = oldest_idle(core);
 		if (!version)
 			break;
-		uint64_t bytes = evict_version(core, version);
+		uint64_t bytes = kv_version_drop_object(version);
 		kv_version_unref(version);
 		freed += bytes;
 		misses += bytes == 0;

@@ -216,6 +216,79 @@ static void evict_file(
 	kv_stat_add(&core->stats->evicted_store_bytes, freed << KV_BLOCK_SHIFT);
 }
 
+/* ---- On request ---- */
+
+/* What a person asked for waits for the write-back: a file that is not durable is not evictable. */
+static int settle_current(struct kv_file *file)
+{
+	struct kv_version *version;
+	int r = kv_file_current(file, &version);
+
+	if (r < 0)
+		return r == -ENOENT ? 0 : r;
+	r = kv_version_sync(version);
+	kv_version_unref(version);
+	return r;
+}
+
+static int why_kept(struct kv_core *core, const struct kv_inode *inode, bool leased)
+{
+	struct kv_file *file = kv_file_find(core, inode->ino);
+	int r = 0;
+
+	if (file) {
+		KV_LOCKED(&kv_shard_of(core, inode->ino)->lock);
+		if (atomic_load(&file->opens) > 0 || file->writers > 0 || file->inflight > 0)
+			r = -EBUSY;
+	}
+	kv_file_put(file);
+	if (r == 0 && inode->flags & KV_INODE_PINNED)
+		r = -EPERM;
+	if (r == 0 && !leased && kv_core_lease_left(core, inode->ino) > 0)
+		r = -EAGAIN;
+	return r;
+}
+
+static bool is_never_kept(void *arg, uint64_t ino)
+{
+	return false;
+}
+
+int kv_core_evict(struct kv_core *core, uint64_t ino, bool leased, uint64_t *ret_bytes)
+{
+	struct kv_file *file = kv_file_find(core, ino);
+	struct unnaming unnaming = {.core = core};
+	struct kv_index_use use = {.ino = ino};
+	struct kv_inode inode;
+	int r = 0;
+
+	if (file) {
+		r = settle_current(file);
+		kv_file_note_uses(file);
+	}
+	kv_file_put(file);
+	if (r == 0)
+		r = kv_index_get(core->index, ino, &inode);
+	if (r == 0)
+		r = why_kept(core, &inode, leased);
+	if (r < 0)
+		return r;
+	use.last_use_ns = inode.last_use_ns;
+	/* -EAGAIN: somebody has just used it. */
+	r = tell_names(
+		&unnaming, kv_index_evict_unless(core->index, &use, kv_core_now_ns(core),
+				   leased ? is_never_kept : is_leased, note_unnamed, &unnaming));
+	if (r < 0)
+		return r;
+	mark_unlinked(core, ino);
+	*ret_bytes = kv_reap_ino(core, ino) << KV_BLOCK_SHIFT;
+	kv_stat_add(&core->stats->evicted_store, 1);
+	kv_stat_add(&core->stats->evicted_store_bytes, *ret_bytes);
+	return 0;
+}
+
+/* ---- To make room ---- */
+
 static bool is_enough(struct kv_core *core, const struct kv_eviction *eviction)
 {
 	return atomic_load(&core->stopping) || eviction->enough(core, eviction);

@@ -341,6 +341,33 @@ void kv_file_touch(struct kv_file *file)
 		kv_file_note_uses(file);
 }
 
+void kv_file_used_at(struct kv_file *file, int64_t when_ns)
+{
+	struct kv_core *core = file->core;
+	struct kv_version *current = NULL;
+	struct kv_inode inode;
+
+	const int64_t now_ns = kv_core_now_ns(core);
+
+	when_ns = when_ns < now_ns ? when_ns : now_ns;
+	{
+		KV_LOCKED(&kv_shard_of(core, file->ino)->lock);
+		if (when_ns <= file->touched_ns)
+			return;
+		file->touched_ns = when_ns;
+		if (file->current)
+			current = kv_version_ref(file->current);
+	}
+	if (kv_index_get(core->index, file->ino, &inode) == 0 && when_ns > inode.last_use_ns) {
+		(void)kv_index_touch(core->index, file->ino, when_ns, 0, INT64_MIN);
+		if (current) {
+			KV_LOCKED(&current->lock);
+			kv_version_relist_locked(current, true);
+		}
+	}
+	kv_version_unref(current);
+}
+
 void kv_freed_release(struct kv_core *core, struct kv_freed_node *node)
 {
 	while (node) {

@@ -9,6 +9,11 @@
 
 #define TABLE_BITS 20u
 #define TICK_MS 16
+/*
+ * What was just published stays so long, or for a lease if that is shorter: its writer is about to
+ * rename it. No longer, for a store that takes in more than it holds must be able to evict it.
+ */
+#define PUBLISHED_MS 1000
 
 int kv_lease_start(struct kv_core *core)
 {
@@ -51,4 +56,19 @@ bool kv_core_lease(struct kv_core *core, uint64_t ino)
 	/* Pairs with the acquire of kv_core_lease_left under the index lock. */
 	before = atomic_exchange_explicit(place, now_ticks(), memory_order_acq_rel);
 	return left_ms(core, before) == 0;
+}
+
+void kv_lease_published(struct kv_core *core, uint64_t ino)
+{
+	_Atomic uint32_t *place = place_of(core, ino);
+	uint32_t before = atomic_load_explicit(place, memory_order_relaxed);
+	int64_t lease = (int64_t)core->options.lease_ms;
+	int64_t brief = lease < PUBLISHED_MS ? lease : PUBLISHED_MS;
+	uint32_t ticks = now_ticks() - (uint32_t)((lease - brief) / TICK_MS);
+
+	if (brief == 0 || left_ms(core, before) >= brief)
+		return;
+	/* If another one comes in between, it is the longer one. */
+	(void)atomic_compare_exchange_strong_explicit(
+		place, &before, ticks != 0 ? ticks : 1, memory_order_acq_rel, memory_order_relaxed);
 }

@@ -508,3 +508,16 @@ void kv_node_attributes_changed(struct kv_daemon *daemon, struct kv_node *node)
 		if (other != node && other->lookups > 0)
 			(void)kv_notify_attributes(daemon->notify, other->id);
 }
+
+void kv_node_drop_pages(struct kv_daemon *daemon, uint64_t ino)
+{
+	KV_LOCKED(kv_node_lock(daemon, ino));
+	struct kv_file *file = kv_file_find(daemon->core, ino);
+
+	if (!file)
+		return;
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+		if (node->kind == KV_NODE_PUBLISHED && node->lookups > 0)
+			(void)kv_notify_pages(daemon->notify, node->id);
+	kv_file_put(file);
+}

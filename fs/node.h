@@ -168,7 +168,11 @@ void kv_node_retire_published(struct kv_daemon *daemon, uint64_t ino);
 /* The kernel must not trust its entry for the (first) name of INO any more: queues that. */
 void kv_node_notify_name(struct kv_daemon *daemon, uint64_t ino);
 
-/* As above, if the kernel knows a node of INO that shows an older version than the current one. */
+/* The kernel must not keep pages of its own of what INO has published: queues that. */
+void kv_node_drop_pages(struct kv_daemon *daemon, uint64_t ino);
+
+/* As kv_node_notify_name, if the kernel knows a node of INO that shows an older version than the
+ * current one. */
 void kv_node_check_entry(struct kv_daemon *daemon, uint64_t ino);
 
 /* NODE's inode changed by a request on NODE: the kernel's copies under the file's other nodes are

@@ -15,7 +15,9 @@
 enum notice_kind {
 	NOTICE_ENTRY,
 	NOTICE_ATTRIBUTES,
+	NOTICE_PAGES,
 	NOTICE_REPLY,
+	NOTICE_REPLY_IOCTL,
 	NOTICE_EXPIRE,
 };
 
@@ -25,10 +27,10 @@ struct notice {
 	uint64_t nodeid;
 	uint64_t ino;   /* NOTICE_EXPIRE */
 	int64_t due_ns; /* NOTICE_EXPIRE */
-	fuse_req_t req; /* to be answered: NOTICE_REPLY */
+	fuse_req_t req; /* to be answered: NOTICE_REPLY, NOTICE_REPLY_IOCTL */
 	int error;
 	size_t length;
-	char name[];
+	char name[]; /* NOTICE_REPLY_IOCTL: the answer */
 };
 
 STAILQ_HEAD(notices, notice);
@@ -61,7 +63,8 @@ static void send_notice(struct kv_notify *notify, const struct notice *notice)
 		r = fuse_lowlevel_notify_inval_entry(
 			session, notice->nodeid, notice->name, notice->length);
 	else
-		r = fuse_lowlevel_notify_inval_inode(session, notice->nodeid, -1, 0);
+		r = fuse_lowlevel_notify_inval_inode(
+			session, notice->nodeid, notice->kind == NOTICE_PAGES ? 0 : -1, 0);
 	/* ENOENT: the kernel knows no such entry; the others come with the end of the mount. */
 	if (r < 0 && r != -ENOENT && r != -ENODEV && r != -EBADF && r != -ENOTCONN)
 		kv_log_debug("notify", "kernel refused nodeid=%llu error=%s, ignoring",
@@ -100,6 +103,27 @@ static void wait_for_notice(struct kv_notify *notify)
 	(void)pthread_cond_timedwait(&notify->work, &notify->lock, &due);
 }
 
+static void do_notice(struct kv_notify *notify, const struct notice *notice)
+{
+	switch (notice->kind) {
+	case NOTICE_REPLY:
+		kv_reply_error(notice->req, notice->error);
+		break;
+	case NOTICE_REPLY_IOCTL:
+		kv_reply_check(notify->daemon,
+			fuse_reply_ioctl(notice->req, 0, notice->name, notice->length));
+		break;
+	case NOTICE_EXPIRE:
+		kv_node_expire(notify->daemon, notice->ino, notice->nodeid);
+		break;
+	case NOTICE_ENTRY:
+	case NOTICE_ATTRIBUTES:
+	case NOTICE_PAGES:
+		send_notice(notify, notice);
+		break;
+	}
+}
+
 static void *notify_thread(void *arg)
 {
 	struct kv_notify *notify = arg;
@@ -115,12 +139,7 @@ static void *notify_thread(void *arg)
 			continue;
 		}
 		(void)pthread_mutex_unlock(&notify->lock);
-		if (notice->kind == NOTICE_REPLY)
-			kv_reply_error(notice->req, notice->error);
-		else if (notice->kind == NOTICE_EXPIRE)
-			kv_node_expire(notify->daemon, notice->ino, notice->nodeid);
-		else
-			send_notice(notify, notice);
+		do_notice(notify, notice);
 		free(notice);
 		(void)pthread_mutex_lock(&notify->lock);
 		notify->busy = false;
@@ -206,6 +225,20 @@ static bool is_idle(struct kv_notify *notify)
 	return STAILQ_EMPTY(&notify->queue) && !notify->busy;
 }
 
+void kv_notify_then_reply_ioctl(
+	struct kv_notify *notify, fuse_req_t req, const void *answer, size_t size)
+{
+	struct notice *notice =
+		is_idle(notify) ? NULL : notice_new(NOTICE_REPLY_IOCTL, 0, answer, size);
+
+	if (!notice) {
+		kv_reply_check(notify->daemon, fuse_reply_ioctl(req, 0, answer, size));
+		return;
+	}
+	notice->req = req;
+	enqueue(notify, notice);
+}
+
 void kv_notify_then_reply(struct kv_notify *notify, fuse_req_t req, int error)
 {
 	struct notice *notice = is_idle(notify) ? NULL : notice_new(NOTICE_REPLY, 0, NULL, 0);
@@ -232,6 +265,16 @@ int kv_notify_expire(struct kv_notify *notify, uint64_t ino, uint64_t nodeid)
 	STAILQ_INSERT_TAIL(&notify->expiring, notice, queue);
 	(void)pthread_cond_signal(&notify->work);
 	(void)pthread_mutex_unlock(&notify->lock);
+	return 0;
+}
+
+int kv_notify_pages(struct kv_notify *notify, uint64_t nodeid)
+{
+	struct notice *notice = notice_new(NOTICE_PAGES, nodeid, NULL, 0);
+
+	if (!notice)
+		return -ENOMEM;
+	enqueue(notify, notice);
 	return 0;
 }
 

@@ -25,10 +25,17 @@ int kv_notify_entry(struct kv_notify *notify, uint64_t directory, const char *na
  * answered in any case. */
 void kv_notify_then_reply(struct kv_notify *notify, fuse_req_t req, int error);
 
+/* The same for an ioctl that has succeeded, with SIZE bytes of ANSWER. */
+void kv_notify_then_reply_ioctl(
+	struct kv_notify *notify, fuse_req_t req, const void *answer, size_t size);
+
 /* Calls kv_node_expire for NODEID of INO when its time is over. -ENOMEM. */
 int kv_notify_expire(struct kv_notify *notify, uint64_t ino, uint64_t nodeid);
 
 /* Makes the kernel ask for the attributes of NODEID again. */
 int kv_notify_attributes(struct kv_notify *notify, uint64_t nodeid);
+
+/* Drops the kernel's own pages of NODEID. */
+int kv_notify_pages(struct kv_notify *notify, uint64_t nodeid);
 
 #endif

@@ -53,17 +53,22 @@ bool kv_version_is_resident_locked(struct kv_version *version)
 	return residency_of(version) == RESIDENT;
 }
 
+bool kv_version_is_dense(const struct kv_version *version)
+{
+	uint64_t whole = blocks_of(version->size);
+
+	return version->blocks >= whole - whole / HOLE_SHARE;
+}
+
 static bool is_worth_filling(const struct kv_version *version)
 {
 	const struct kv_core *core = version->file->core;
-	uint64_t whole = blocks_of(version->size);
 
 	return version->size <= kv_min_u64(core->options.stream_above_bytes, core->budget / 4) &&
-	       version->blocks >= whole - whole / HOLE_SHARE;
+	       kv_version_is_dense(version);
 }
 
-/* Charges and allocates the pages that chunk NUMBER lacks. */
-static int allocate_rest(struct kv_version *version, uint32_t number)
+int kv_chunk_allocate_rest(struct kv_version *version, uint32_t number)
 {
 	struct kv_core *core = version->file->core;
 	unsigned used = kv_chunk_used(version->size, number);
@@ -115,7 +120,7 @@ static int fill_whole(struct kv_version *version)
 	for (uint32_t i = 0; i < count && r == 0; i++)
 		r = kv_fill_wait(version, i);
 	for (uint32_t i = 0; i < count && r == 0; i++)
-		r = allocate_rest(version, i);
+		r = kv_chunk_allocate_rest(version, i);
 	return r;
 }
 

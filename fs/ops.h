@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Request handlers: decode, call the index or the core, reply. One table, filled by five files:
+ * Request handlers: decode, call the index or the core, reply. One table, filled by six files:
  * ops_name.c (the namespace), ops_attr.c (attributes), ops_open.c (handles), ops_file.c (content),
- * ops_dir.c (listing). They add their handlers to OPS.
+ * ops_dir.c (listing), ops_ioctl.c (what only kvfs has). They add their handlers to OPS.
  */
 #ifndef KVFS_FS_OPS_H
 #define KVFS_FS_OPS_H
@@ -17,6 +17,7 @@ void kv_ops_attr(struct fuse_lowlevel_ops *ops);
 void kv_ops_file(struct fuse_lowlevel_ops *ops);
 void kv_ops_open(struct fuse_lowlevel_ops *ops);
 void kv_ops_dir(struct fuse_lowlevel_ops *ops);
+void kv_ops_ioctl(struct fuse_lowlevel_ops *ops);
 
 /*
  * Completes MAKE (name, mode and hold are the caller's) for a new entry in PARENT: time, and as

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include "fs/attributes.h"
 #include "fs/control.h"
 #include "fs/keep.h"
 #include "fs/node.h"
@@ -133,9 +134,13 @@ static int set_attributes(fuse_req_t req, struct kv_node *node, const struct sta
 	if (node->file)
 		change_version_times(daemon, node, &change);
 	r = kv_index_change(daemon->index, node->ino, &change, &inode);
-	if (r == 0 && node->file)
-		kv_node_attributes_changed(daemon, node);
-	return r;
+	if (r < 0 || !node->file)
+		return r;
+	/* A touch: engines tell evictors so what they use. */
+	if (change.mask & KV_CHANGE_ATIME)
+		kv_file_used_at(node->file, change.atime_ns);
+	kv_node_attributes_changed(daemon, node);
+	return 0;
 }
 
 static void op_setattr(
@@ -273,6 +278,23 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t 
 	reply_xattr(req, value, n, size);
 }
 
+/* The stored names and, for those who show them, behind them the virtual ones, if the kernel's
+ * limit lets them. */
+static ssize_t list_names(fuse_req_t req, uint64_t ino, char *ret_names, size_t size)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	ssize_t stored = kv_index_xattr_list(daemon->index, ino, ret_names, size);
+	ssize_t more;
+
+	if (stored < 0 || !kv_attribute_is_viewer(fuse_req_ctx(req)->pid))
+		return stored;
+	more = kv_attribute_names(
+		daemon, ino, ret_names + stored, size > 0 ? size - (size_t)stored : 0);
+	if (more < 0 || (size_t)(stored + more) > XATTR_VALUE_MAX)
+		return stored;
+	return size != 0 && (size_t)(stored + more) > size ? -ERANGE : stored + more;
+}
+
 static void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -280,7 +302,7 @@ static void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 	ssize_t n = -ENOMEM;
 
 	if (names)
-		n = kv_index_xattr_list(daemon->index, kv_node_find(daemon, id)->ino, names,
+		n = list_names(req, kv_node_find(daemon, id)->ino, names,
 			kv_min_u64(size, XATTR_VALUE_MAX));
 	reply_xattr(req, names, n, size);
 }

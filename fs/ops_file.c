@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Content: read, write, fsync, fallocate, lseek, copy_file_range, ioctl. */
+/* Content: read, write, fsync, fallocate, lseek, copy_file_range. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -290,20 +290,6 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_of
 	kv_reply_check(daemon, fuse_reply_write(req, copied));
 }
 
-static void op_ioctl(fuse_req_t req, fuse_ino_t id, unsigned int command, void *arg,
-	struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size, size_t out_size)
-{
-	(void)id;
-	(void)command;
-	(void)arg;
-	(void)fi;
-	(void)flags;
-	(void)in;
-	(void)in_size;
-	(void)out_size;
-	kv_reply_error(req, ENOTTY);
-}
-
 void kv_ops_file(struct fuse_lowlevel_ops *ops)
 {
 	ops->read = op_read;
@@ -312,5 +298,4 @@ void kv_ops_file(struct fuse_lowlevel_ops *ops)
 	ops->fallocate = op_fallocate;
 	ops->lseek = op_lseek;
 	ops->copy_file_range = op_copy_file_range;
-	ops->ioctl = op_ioctl;
 }

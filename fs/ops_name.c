@@ -54,32 +54,50 @@ static int find_node(fuse_req_t req, const struct kv_inode *inode, struct kv_nod
 	return r;
 }
 
+/*
+ * There is no such name, and the kernel may remember that: names come into being by requests of
+ * this mount alone, under the directory's lock, which excludes LOOKUPs in it. For the same reason a
+ * name that the daemon itself takes away cannot live on in a LOOKUP that was under way: the
+ * notification waits for that lock (Linux fs/fuse/dir.c, fuse_reverse_inval_entry) and then finds
+ * its entry.
+ */
+static void reply_absent(fuse_req_t req, struct kv_node *parent, const char *name)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	const struct fuse_entry_param absent = {.entry_timeout = KV_TIMEOUT_LONG};
+
+	/* Before the reply: behind it the kernel may forget the node. */
+	bool orphan = is_orphan(daemon, parent);
+
+	kv_reply_check(daemon, fuse_reply_entry(req, &absent));
+	if (orphan)
+		(void)kv_notify_entry(daemon->notify, parent->id, name, strlen(name));
+}
+
 static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *parent = kv_node_find(daemon, parent_id);
-	struct fuse_entry_param absent = {.entry_timeout = KV_TIMEOUT_LONG};
 	struct kv_inode inode;
 	struct kv_node *node;
 	bool cacheable;
-	bool orphan;
 	int r;
 
 	kv_stat_add(&daemon->stats.fuse_lookup, 1);
 	r = kv_index_lookup(daemon->index, parent->ino, name, strlen(name), &inode);
+	if (r == -ENOENT) {
+		reply_absent(req, parent, name);
+		return;
+	}
 	if (r == 0)
 		r = find_node(req, &inode, &node, &cacheable);
-	/* Before the reply: behind it the kernel may forget the node. */
-	orphan = r == -ENOENT && is_orphan(daemon, parent);
-	/* Every name is made through this mount, so the kernel may remember that there is none. */
-	if (r == -ENOENT)
-		kv_reply_check(daemon, fuse_reply_entry(req, &absent));
-	else if (r < 0)
+	if (r < 0) {
+		/* Without content, or evicted just now, it is as good as absent, but only for now.
+		 */
 		kv_reply_error(req, r);
-	else
-		kv_reply_entry(req, node, cacheable);
-	if (orphan)
-		(void)kv_notify_entry(daemon->notify, parent_id, name, strlen(name));
+		return;
+	}
+	kv_reply_entry(req, node, cacheable);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t lookups)

@@ -177,6 +177,7 @@ static int publish(struct kv_version *version, bool goes_on)
 			KV_LOCKED(&version->lock);
 			kv_promise_clear(version);
 		}
+		kv_lease_published(core, version->file->ino);
 		kv_version_unref(make_current(version));
 		kv_stat_add(&core->stats->published, 1);
 	}

@@ -56,6 +56,7 @@ static void fill_ops(struct fuse_lowlevel_ops *ops)
 	kv_ops_open(ops);
 	kv_ops_file(ops);
 	kv_ops_dir(ops);
+	kv_ops_ioctl(ops);
 }
 
 static int add_option(struct fuse_args *args, const char *option)

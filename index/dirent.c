@@ -181,6 +181,43 @@ int kv_index_lookup(struct kv_index *index, uint64_t parent, const char *name, s
 	return r;
 }
 
+/* One name; HAS_ENTRIES: its directory is there. */
+static int view_find(struct kv_view *view, uint64_t parent, bool has_entries, struct kv_find *find)
+{
+	const struct kv_name name = {find->name, find->length};
+	struct kv_entry entry;
+	int r = kv_name_check(&name);
+
+	find->ino = 0;
+	if (r < 0 || !has_entries)
+		return r;
+	r = kv_view_entry(view, parent, &name, &entry);
+	if (r < 0)
+		return r == -ENOENT ? 0 : r;
+	find->ino = entry.record.ino;
+	find->type = entry.record.type;
+	find->held = entry.held;
+	return 0;
+}
+
+int kv_index_find(struct kv_index *index, uint64_t parent, struct kv_find *finds, size_t count)
+{
+	struct kv_view view;
+	struct kv_node directory;
+	bool has_entries;
+	int r;
+
+	kv_view_begin(&view, index);
+	r = kv_view_directory(&view, parent, &directory);
+	has_entries = r == 0;
+	if (r == -ENOENT)
+		r = 0;
+	for (size_t i = 0; i < count && r == 0; i++)
+		r = view_find(&view, parent, has_entries, &finds[i]);
+	kv_view_end(&view);
+	return r;
+}
+
 struct listing {
 	bool want_inodes;
 	bool (*entry)(void *arg, const struct kv_dirent *dirent);

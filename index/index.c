@@ -11,6 +11,8 @@
 #define COMMIT_DELAY_MS_DEFAULT 5u
 /* Views at one time; each slot is a cache line of the lock file. */
 #define READERS_MAX 4096u
+/* Indexes up to that size are read ahead: a hundred thousand files or so. */
+#define READ_AHEAD_MAX (UINT64_C(64) << 20)
 #define ENV_FLAGS (MDB_NOTLS | MDB_NOMETASYNC | MDB_NORDAHEAD)
 
 /* ---- Errors ---- */
@@ -50,6 +52,20 @@ int kv_index_damaged(struct kv_index *index, const struct kv_key *key, const cha
 
 /* ---- The LMDB environment ---- */
 
+/*
+ * Reads the start of a small index ahead, in the background: LMDB is told not to, for a large one
+ * is read at random, but then the first look-ups after a boot wait for a page of the disk each.
+ */
+static void read_ahead(MDB_env *env)
+{
+	mdb_filehandle_t fd;
+	struct stat st;
+
+	if (mdb_env_get_fd(env, &fd) == 0 && fstat(fd, &st) == 0 &&
+		st.st_size <= (off_t)READ_AHEAD_MAX)
+		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+}
+
 static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
 {
 	MDB_env *env;
@@ -69,6 +85,7 @@ static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
 		mdb_env_close(env);
 		return kv_index_errno(code);
 	}
+	read_ahead(env);
 	*ret_env = env;
 	return 0;
 }

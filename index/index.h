@@ -114,6 +114,19 @@ int kv_index_wait(struct kv_index *index, uint64_t sequence);
 int kv_index_get(struct kv_index *index, uint64_t ino, struct kv_inode *ret_inode);
 int kv_index_lookup(struct kv_index *index, uint64_t parent, const char *name, size_t length,
 	struct kv_inode *ret_inode);
+/*
+ * What the entries of directory PARENT say by themselves of COUNT names: a fraction of a look-up's
+ * work each, for the directory is looked at once and no record of a file is read. Stops at the
+ * first that is no name (-EINVAL, -ENAMETOOLONG). -ENOTDIR; no such directory: it has none of them.
+ */
+struct kv_find {
+	const char *name;
+	size_t length;
+	uint64_t ino;  /* out; 0: no such entry */
+	uint32_t type; /* out: S_IFMT bits */
+	bool held;     /* out: no content on the device yet */
+};
+int kv_index_find(struct kv_index *index, uint64_t parent, struct kv_find *finds, size_t count);
 /* Copies at most SIZE bytes of the target, no NUL. Returns its length; -EINVAL if not a symlink. */
 ssize_t kv_index_readlink(struct kv_index *index, uint64_t ino, char *ret_target, size_t size);
 

@@ -13,6 +13,8 @@
 /* Returned by cmd_getopt for an option it has complained about. */
 #define CMD_BAD_OPTION '?'
 
+int cool_main(int argc, char **argv);
+int evict_main(int argc, char **argv);
 int format_main(int argc, char **argv);
 int mount_main(int argc, char **argv);
 int pin_main(int argc, char **argv);
@@ -21,6 +23,7 @@ int retire_main(int argc, char **argv);
 int stat_main(int argc, char **argv);
 int status_main(int argc, char **argv);
 int unpin_main(int argc, char **argv);
+int warm_main(int argc, char **argv);
 
 /* Prints "kvfs COMMAND: ..." on stderr. Returns 1, for the caller to return. */
 int cmd_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -22,6 +22,9 @@ static const struct {
 	{"pin", pin_main, "PATH...", "never evict these"},
 	{"unpin", unpin_main, "PATH...", "take that back"},
 	{"retire", retire_main, "DIR", "empty a model's directory at once"},
+	{"warm", warm_main, "PATH...", "bring files into DRAM"},
+	{"cool", cool_main, "PATH...", "drop files from DRAM"},
+	{"evict", evict_main, "PATH...", "remove files from the store, as eviction does"},
 };
 
 static void print_help(FILE *out)

@@ -10,7 +10,8 @@ import pytest
 from kvmount import ROOT, MountFailed, build_folder
 from procs import eventually, run
 
-COMMANDS = ("format", "mount", "status", "stat", "quota", "pin", "unpin", "retire")
+COMMANDS = ("format", "mount", "status", "stat", "quota", "pin", "unpin", "retire", "warm",
+            "cool", "evict")
 MODE_ANY = pytest.mark.parametrize("mode", ["daemon"])
 BLOCK = 4096
 

@@ -462,6 +462,51 @@ static void test_index_names__collisions(void **state)
 	unit->index->hash_mask = UINT64_MAX;
 }
 
+static struct kv_find find_of(const char *name, size_t length)
+{
+	return (struct kv_find){.name = name, .length = length, .ino = 77};
+}
+
+/* Many names at once: number, type and whether it is held of those that are there; what is no name
+ * ends it. */
+static void test_index_names__find(void **state)
+{
+	struct unit *unit = *state;
+	const struct kv_make held = {
+		.parent = KV_ROOT_INO,
+		.name = "held",
+		.length = 4,
+		.mode = S_IFREG | 0600,
+		.now_ns = UNIT_NOW,
+		.hold = true,
+	};
+	struct kv_inode file = unit_make(unit, KV_ROOT_INO, "file", S_IFREG | 0640);
+	struct kv_inode directory = unit_make(unit, KV_ROOT_INO, "d", S_IFDIR | 0750);
+	struct kv_inode inode;
+	char longest[KV_NAME_MAX + 1];
+
+	memset(longest, 'n', sizeof(longest));
+	assert_int_equal(kv_index_make(unit->index, &held, &inode), 0);
+	struct kv_find finds[] = {
+		find_of("d", 1), find_of("none", 4), find_of("held", 4), find_of("file", 4)};
+	assert_int_equal(kv_index_find(unit->index, KV_ROOT_INO, finds, 4), 0);
+	assert_int_equal(finds[0].ino, directory.ino);
+	assert_int_equal(finds[0].type, S_IFDIR);
+	assert_int_equal(finds[1].ino, 0);
+	assert_int_equal(finds[2].ino, inode.ino);
+	assert_true(finds[2].held);
+	assert_int_equal(finds[3].ino, file.ino);
+	assert_int_equal(finds[3].type, S_IFREG);
+	assert_false(finds[3].held);
+	assert_int_equal(kv_index_find(unit->index, file.ino, finds, 4), -ENOTDIR);
+	assert_int_equal(kv_index_find(unit->index, 999, finds, 4), 0);
+	assert_int_equal(finds[0].ino, 0);
+	finds[1] = find_of("a/b", 3);
+	assert_int_equal(kv_index_find(unit->index, KV_ROOT_INO, finds, 4), -EINVAL);
+	finds[1] = find_of(longest, sizeof(longest));
+	assert_int_equal(kv_index_find(unit->index, KV_ROOT_INO, finds, 4), -ENAMETOOLONG);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -471,6 +516,7 @@ int main(void)
 		TEST(test_index_names__make_and_look_up),
 		TEST(test_index_names__make_errors),
 		TEST(test_index_names__lookup_errors),
+		TEST(test_index_names__find),
 		TEST(test_index_names__readlink),
 		TEST(test_index_names__symlink_target_limits),
 		TEST(test_index_names__directory_link_counts),

@@ -3,7 +3,8 @@
 
 A group is a set of places (a kvfs, a plain directory, ...) with the same data in them; its cases
 run on these one after the other. A system is what a case compares: a place, with "-direct" for
-O_DIRECT; "raw" is one big file of the plain directory, read and written O_DIRECT by a deep queue.
+O_DIRECT, or "-access" for access() in place of the case's load; "raw" is one big file of the plain
+directory, read and written O_DIRECT by a deep queue.
 """
 import dataclasses
 from dataclasses import dataclass
@@ -235,6 +236,9 @@ def names(pick):
     cold_ = vary(case, "", "", kernel="access", state="cold", bars=(), systems=("kvfs", "plain"),
                  options=("--random",))
     absent = ("--absent",)
+    batch = vary(case, "", "", kernel="lookup", state="cold", unit="ms", metric="milliseconds",
+                 better="lower", systems=("kvfs", "kvfs-access"),
+                 bars=(at_most(10.0), at_most(0.2, "kvfs-access")))
     return [
         vary(case, "create-4k", "create, write 4 KiB, close, one thread", state="fresh",
              kernel="store", data=new, options=("--block=4K",)),
@@ -248,6 +252,9 @@ def names(pick):
         vary(cold_, "present-cold", "3,600 names that are there by access(), cold"),
         vary(cold_, "absent-cold", "3,600 names that are not there by access(), cold",
              options=cold_.options + absent),
+        vary(batch, "lookup-cold", "3,600 names that are there, by the batch look-up and one by"
+             " one, cold"),
+        vary(batch, "lookup-absent-cold", "3,600 names that are not there, the same", options=absent),
     ]
 
 

@@ -18,6 +18,7 @@ static const struct kernel *const kernels[] = {
 	&kernel_copy,
 	&kernel_sync,
 	&kernel_access,
+	&kernel_lookup,
 	&kernel_list,
 	&kernel_walk,
 	&kernel_raw,

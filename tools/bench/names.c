@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads on names alone: storms of existence checks, listings, walks. */
+/* Loads on names alone: storms of existence checks, one by one and in batches, listings, walks. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "fs/base.h"
+#include "fs/kvfs_ioctl.h"
 #include "tools/bench/kvbench.h"
 
 /* Far from the numbers of files that are there. */
@@ -66,6 +67,45 @@ const struct kernel kernel_access = {
 	.items = count_calls,
 	.prepare = prepare_names,
 	.item = check_name,
+	.release = release_names,
+};
+
+/* ---- In batches ---- */
+
+/* All COUNT names at once, as an engine asks for the blocks of a prompt. */
+static int look_up_names(struct worker *worker, uint64_t item)
+{
+	const char(*names)[NAME_BYTES] = run_state(worker);
+	const struct bench *bench = worker->bench;
+	const char **list = calloc(bench->count, sizeof(list[0]));
+	_cleanup_fd_ int fd = open(".", O_RDONLY | O_DIRECTORY);
+	long present;
+
+	if (!list)
+		return bench_fail("names", "calloc", -ENOMEM);
+	for (uint64_t i = 0; i < bench->count; i++)
+		list[i] = names[i];
+	present = fd < 0 ? -1 : kvfs_lookup_names(fd, list, bench->count, 0, NULL);
+	free(list);
+	if (present < 0)
+		return bench_fail(bench->directory, "KVFS_IOC_LOOKUP", -errno);
+	worker->ops += bench->count;
+	if ((uint64_t)present != (bench->absent ? 0 : bench->count))
+		return bench_fail(bench->directory, "counting the names", -ERANGE);
+	return 0;
+}
+
+static uint64_t count_once(const struct bench *bench)
+{
+	return 1;
+}
+
+const struct kernel kernel_lookup = {
+	.name = "lookup",
+	.help = "ask kvfs for COUNT names by the batch look-up; there, or --absent",
+	.items = count_once,
+	.prepare = prepare_names,
+	.item = look_up_names,
 	.release = release_names,
 };
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 def metric(name, values):
     """The value NAME of one run, as kvbench printed it or made of what it printed."""
+    if name == "milliseconds":
+        return values["seconds"] * 1e3
     if name != "cpu_per_gb":
         return values[name]
     return sum(cpu_per_gb(values))
