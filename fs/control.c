@@ -11,6 +11,7 @@
 #include "fs/attributes.h"
 #include "fs/daemon.h"
 #include "fs/node.h"
+#include "fs/parking.h"
 #include "fs/parse.h"
 #include "index/space.h"
 
@@ -68,6 +69,7 @@ static void print_dram(FILE *out, struct kv_daemon *daemon)
 	fprintf(out, "dram_kind %s\n", dram.tmpfs ? "tmpfs" : "memfd");
 	fprintf(out, "dram_huge %d\n", dram.huge);
 	fprintf(out, "open_handles %" PRIu64 "\n", core.open_handles);
+	fprintf(out, "parked %u\n", kv_parking_count(daemon->parking));
 	fprintf(out, "nodes %" PRIu64 "\n", kv_nodes_count(daemon->nodes));
 }
 

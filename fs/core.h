@@ -151,12 +151,6 @@ int kv_file_current(struct kv_file *file, struct kv_version **ret_version);
 /* True if VERSION is what kv_file_current would return. */
 bool kv_file_is_current(struct kv_file *file, const struct kv_version *version);
 
-/*
- * Waits until a version of a file that had none is published: 0; -ENOENT when the file is gone or
- * its last writer gave up; -ETIMEDOUT after WAIT_MS.
- */
-int kv_file_wait_published(struct kv_file *file, unsigned wait_ms);
-
 /* Counts an open for reading: last use, hits, relatime-like atime; written to the index at most
  * once a second a file. */
 void kv_file_touch(struct kv_file *file);

@@ -243,7 +243,6 @@ struct kv_file {
 	int64_t touched_ns;
 	int64_t noted_ns; /* last time the index was told */
 	uint32_t hits;    /* not told yet */
-	bool had_writer;
 	bool unlinked;
 	bool quarantined;
 	bool reap_queued;

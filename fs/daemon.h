@@ -20,8 +20,10 @@
 #include "fs/store.h"
 
 struct kv_guard;
+struct kv_locks;
 struct kv_nodes;
 struct kv_notify;
+struct kv_parking;
 struct kv_retries;
 
 struct kv_daemon {
@@ -31,7 +33,10 @@ struct kv_daemon {
 	struct kv_index *index; /* the store's */
 	struct kv_nodes *nodes;
 	struct kv_notify *notify;
-	struct kv_retries *retries;
+	struct kv_parking *parking;
+	struct kv_locks *locks;
+	struct kv_retries *retries;        /* of who wants to write */
+	struct kv_retries *reader_retries; /* of who waited for a publish */
 	struct kv_guard *guard;
 	struct fuse_session *session;
 	struct kv_stats stats;
@@ -42,8 +47,9 @@ struct kv_daemon {
 	 */
 	bool passthrough;
 	char passthrough_reason[160];
-	bool init_passthrough; /* INIT offered FUSE_PASSTHROUGH */
-	uint32_t max_write;    /* bytes a request may carry, as negotiated */
+	bool init_passthrough;   /* INIT offered FUSE_PASSTHROUGH */
+	_Atomic bool said_blind; /* the log has it that ends of writers cannot be seen */
+	uint32_t max_write;      /* bytes a request may carry, as negotiated */
 };
 
 /* How long the kernel may keep what cannot change behind its back, in seconds. */

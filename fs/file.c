@@ -249,50 +249,6 @@ bool kv_file_is_current(struct kv_file *file, const struct kv_version *version)
 	return file->current == version;
 }
 
-/* What a waiter for a first publish has to do: 0 done, -ENOENT give up, -EAGAIN wait. */
-static int published_or_not(struct kv_file *file)
-{
-	struct kv_version *version;
-	int r = kv_file_current(file, &version);
-
-	if (r == 0) {
-		kv_version_unref(version);
-		return 0;
-	}
-	if (r != -ENOENT)
-		return r;
-	struct kv_inode inode;
-	r = kv_index_get(file->core->index, file->ino, &inode);
-	if (r < 0)
-		return r;
-	return inode.flags & KV_INODE_HELD ? -EAGAIN : -ENOENT;
-}
-
-int kv_file_wait_published(struct kv_file *file, unsigned wait_ms)
-{
-	struct kv_core *core = file->core;
-	struct kv_shard *shard = kv_shard_of(core, file->ino);
-	int64_t until = kv_monotonic_ms() + wait_ms;
-	int r;
-
-	for (;;) {
-		r = published_or_not(file);
-		if (r != -EAGAIN)
-			return r;
-		int64_t left = until - kv_monotonic_ms();
-		if (left <= 0)
-			return -ETIMEDOUT;
-		KV_LOCKED(&shard->lock);
-		if (file->current)
-			continue;
-		if (file->unlinked || (file->had_writer && !file->writers))
-			return -ENOENT;
-		if (atomic_load(&core->stopping))
-			return -ETIMEDOUT;
-		kv_park_wait(core, file, &shard->lock, (unsigned)left);
-	}
-}
-
 /* As relatime: the access time moves when it is behind the change, or a day old. */
 static int64_t new_atime(struct kv_core *core, uint64_t ino, int64_t now_ns)
 {

@@ -2,8 +2,8 @@
 /*
  * An open file description of a regular file: what fi->fh of its requests points to.
  *
- * Made by OPEN or CREATE, freed by RELEASE, which the kernel sends last. Immutable in between; the
- * node's lock guards what it points to.
+ * Made by OPEN or CREATE, freed by RELEASE, which the kernel sends last. Immutable in between, but
+ * for its atomic mark; the node's lock guards what it points to.
  */
 #ifndef KVFS_FS_HANDLE_H
 #define KVFS_FS_HANDLE_H
@@ -16,7 +16,8 @@ struct kv_handle {
 	/* Published node: its version, opened by kv_version_open. NULL for writing nodes, whose
 	 * version changes. */
 	struct kv_version *version;
-	bool may_write; /* opened for writing, or by CREATE: its close can publish */
+	bool may_write;       /* opened for writing, or by CREATE: its close can publish */
+	_Atomic bool flushed; /* a descriptor of it was closed */
 };
 
 static inline struct kv_handle *kv_handle_of(const struct fuse_file_info *fi)

@@ -16,9 +16,11 @@
 
 #include "fs/daemon.h"
 #include "fs/guard.h"
+#include "fs/lock.h"
 #include "fs/log.h"
 #include "fs/node.h"
 #include "fs/notify.h"
+#include "fs/parking.h"
 #include "fs/parse.h"
 #include "fs/passthrough.h"
 #include "fs/retry.h"
@@ -241,9 +243,15 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 	int r;
 
 	daemon->retries = kv_retries_new();
-	r = daemon->retries ? kv_nodes_new(daemon, &daemon->nodes) : -ENOMEM;
+	daemon->reader_retries = kv_retries_new();
+	daemon->locks = kv_locks_new();
+	r = daemon->retries && daemon->reader_retries && daemon->locks
+		    ? kv_nodes_new(daemon, &daemon->nodes)
+		    : -ENOMEM;
 	if (r == 0)
 		r = kv_notify_new(daemon, &daemon->notify);
+	if (r == 0)
+		r = kv_parking_new(daemon, &daemon->parking);
 	if (r < 0) {
 		(void)snprintf(ret_error, MESSAGE_SIZE, "%s", strerror(-r));
 		return r;
@@ -284,8 +292,11 @@ static void stop(struct kv_daemon *daemon)
 	if (daemon->store)
 		kv_store_closing(daemon->store);
 	kv_session_stop(daemon);
+	daemon->parking = kv_parking_free(daemon->parking);
 	kv_nodes_clear(daemon->nodes);
 	daemon->retries = kv_retries_free(daemon->retries);
+	daemon->reader_retries = kv_retries_free(daemon->reader_retries);
+	daemon->locks = kv_locks_free(daemon->locks);
 	daemon->core = kv_core_free(daemon->core);
 	daemon->notify = kv_notify_free(daemon->notify);
 	daemon->nodes = kv_nodes_free(daemon->nodes);

@@ -9,6 +9,7 @@
 #include "fs/caller.h"
 #include "fs/daemon.h"
 #include "fs/notify.h"
+#include "fs/parking.h"
 #include "fs/retry.h"
 
 #define NODE_STRIPES 256u
@@ -179,6 +180,14 @@ struct kv_node *kv_node_any_writer(struct kv_file *file)
 	return NULL;
 }
 
+struct kv_node *kv_node_any_draft(struct kv_file *file)
+{
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+		if (node->kind == KV_NODE_WRITING && node->active && node->version)
+			return node;
+	return NULL;
+}
+
 struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process)
 {
 	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
@@ -189,9 +198,16 @@ struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process)
 
 struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind)
 {
+	_cleanup_free_ struct kv_draft *draft = NULL;
 	struct kv_file *file;
 	struct kv_node *node;
 
+	if (kind == KV_NODE_WRITING) {
+		draft = malloc(sizeof(*draft));
+		if (!draft)
+			return NULL;
+		kv_draft_init(draft);
+	}
 	if (kv_file_get(daemon->core, ino, &file) < 0)
 		return NULL;
 	node = node_new(daemon->nodes, ino, kind);
@@ -199,6 +215,7 @@ struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node
 		kv_file_put(file);
 		return NULL;
 	}
+	node->draft = kv_steal_ptr(&draft);
 	node->file = file;
 	file_nodes_add(file, node);
 	return node;
@@ -220,7 +237,19 @@ static void node_done(struct kv_node *node)
 			kv_file_closed(node->file);
 		kv_file_put(node->file);
 	}
+	if (node->draft)
+		kv_draft_done(node->draft);
+	free(node->draft);
 	free(node);
+}
+
+/* The table's lock is held. */
+static void leave_table(struct kv_nodes *nodes, struct kv_node *node)
+{
+	(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
+	if (!is_file_node(node))
+		(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
+	nodes->count--;
 }
 
 void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
@@ -230,10 +259,7 @@ void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
 	if (node->lookups > 0 || node->opens > 0 || is_pending(daemon, node))
 		return;
 	(void)pthread_rwlock_wrlock(&nodes->lock);
-	(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
-	if (!is_file_node(node))
-		(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
-	nodes->count--;
+	leave_table(nodes, node);
 	(void)pthread_rwlock_unlock(&nodes->lock);
 	if (node->orphan && !node->file)
 		kv_core_orphan(daemon->core, node->ino);
@@ -249,6 +275,23 @@ void kv_node_expire(struct kv_daemon *daemon, uint64_t ino, uint64_t nodeid)
 		kv_node_free_if_unused(daemon, node);
 }
 
+/* True if the kernel knows a node of FILE. */
+bool kv_node_orphan_file(struct kv_daemon *daemon, struct kv_file *file)
+{
+	bool known = false;
+
+	/* To the core a node that the kernel knows is an open one from here on. */
+	for (struct kv_node *node = file_nodes(file); node; node = node->sibling) {
+		if (!node->orphan)
+			kv_file_opened(file);
+		node->orphan = true;
+		known = true;
+	}
+	kv_core_orphan(daemon->core, kv_file_ino(file));
+	kv_parking_wake(daemon->parking, kv_parking_key(kv_file_ino(file), KV_PARKING_PUBLISH));
+	return known;
+}
+
 bool kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
 {
 	KV_LOCKED(kv_node_lock(daemon, inode->ino));
@@ -256,18 +299,12 @@ bool kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
 	struct kv_file *file = node ? NULL : kv_file_find(daemon->core, inode->ino);
 	bool known = node != NULL;
 
-	if (node) {
+	if (node)
 		node->orphan = true;
-		return known;
-	}
-	/* To the core a node that the kernel knows is an open one from here on. */
-	for (node = file ? file_nodes(file) : NULL; node; node = node->sibling) {
-		if (!node->orphan)
-			kv_file_opened(file);
-		node->orphan = true;
-		known = true;
-	}
-	kv_core_orphan(daemon->core, inode->ino);
+	else if (file)
+		known = kv_node_orphan_file(daemon, file);
+	else
+		kv_core_orphan(daemon->core, inode->ino);
 	kv_file_put(file);
 	return known;
 }
@@ -288,14 +325,10 @@ static bool free_any(struct kv_nodes *nodes)
 	(void)pthread_rwlock_wrlock(&nodes->lock);
 	node = RB_MIN(node_id_tree, &nodes->by_id);
 	/* An expired one may just have gone by itself. */
-	if (node && node->ino == ino) {
-		(void)RB_REMOVE(node_id_tree, &nodes->by_id, node);
-		if (!is_file_node(node))
-			(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
-		nodes->count--;
-	} else {
+	if (node && node->ino == ino)
+		leave_table(nodes, node);
+	else
 		node = NULL;
-	}
 	(void)pthread_rwlock_unlock(&nodes->lock);
 	if (node)
 		node_done(node);
@@ -398,6 +431,7 @@ static int file_node(
 {
 	struct kv_node *writer = kv_node_any_writer(file);
 	struct kv_node *own = NULL;
+	struct kv_node *draft;
 	int r;
 
 	if (writer)
@@ -407,14 +441,12 @@ static int file_node(
 		return 0;
 	}
 	r = published_node(daemon, file, ret_node);
-	for (; r == -ENOENT && writer && !writer->version; writer = writer->sibling)
-		continue;
-	if (r == -ENOENT && writer && writer->kind == KV_NODE_WRITING && writer->active) {
-		/* Nothing published yet: the name is there, and an open for reading waits. */
-		*ret_node = writer;
-		return 0;
-	}
-	return r;
+	draft = r == -ENOENT ? kv_node_any_draft(file) : NULL;
+	if (!draft)
+		return r;
+	/* Nothing published yet: the name is there, and an open for reading waits. */
+	*ret_node = draft;
+	return 0;
 }
 
 int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pid,

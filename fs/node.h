@@ -33,6 +33,7 @@
 #include <sys/types.h>
 
 #include "fs/core.h"
+#include "fs/draft.h"
 #include "fs/tree.h"
 #include "index/index.h"
 
@@ -73,9 +74,13 @@ struct kv_node {
 	enum kv_node_mode mode; /* published nodes, while opens > 0 */
 	unsigned opens;         /* handles of any kind */
 	unsigned write_opens;   /* handles that may write */
-	bool active;  /* writing node: the version is unpublished, LOOKUP by WRITER finds it */
-	bool wrote;   /* writing node: data arrived since the last publish */
-	pid_t writer; /* writing node: process (tgid) */
+	bool active;   /* writing node: the version is unpublished, LOOKUP by WRITER finds it */
+	bool wrote;    /* writing node: data arrived since the last publish */
+	bool closed;   /* writing node: WRITER has closed a descriptor, and may end unseen */
+	bool borrowed; /* writing node: version is the file's published one, not its own */
+	int lost;      /* writing node: its version was dropped; what changes it gets this error */
+	struct kv_draft *draft;   /* writing node: about its unpublished content */
+	pid_t writer;             /* writing node: process (tgid) */
 	int64_t pending_since_ns; /* writing node that was not opened yet */
 	uint32_t open_pid; /* thread that last opened it for writing: spares a look into /proc */
 };
@@ -119,8 +124,8 @@ void kv_node_forget(struct kv_daemon *daemon, struct kv_node *node, uint64_t loo
 int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_node **ret_node);
 
 /*
- * Makes sure that the process of PID has an active writing node for the file of published node
- * NODE; the LOOKUP that follows the caller's ESTALE will find it.
+ * The process of PID wants to write to the file of NODE, which is not its own: prepares a writing
+ * node for it, which the LOOKUP after ESTALE will find. -ESTALE, to be answered, or another error.
  */
 int kv_node_prepare_writer(struct kv_daemon *daemon, struct kv_node *node, pid_t pid);
 
@@ -133,9 +138,43 @@ bool kv_node_is_own(const struct kv_node *node, pid_t pid);
  */
 int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool truncate);
 
-/* Publishes NODE's version (lock held) if it is unpublished and changed or FORCE. 0 also if there
- * is nothing to publish. */
-int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node, bool force);
+/*
+ * A change of NODE by thread PID begins (PID 0: through a mapping): as kv_node_writable, and notes
+ * who it is. The version, with a reference.
+ */
+int kv_node_change(
+	struct kv_daemon *daemon, struct kv_node *node, pid_t pid, struct kv_version **ret_version);
+/* What came of changing the bytes [FROM, TO) of VERSION, begun so. No locks held. */
+struct kv_node_outcome {
+	struct kv_version *version;
+	uint64_t from;
+	uint64_t to;
+	int error; /* 0 or negative errno */
+};
+void kv_node_changed(
+	struct kv_daemon *daemon, struct kv_node *node, const struct kv_node_outcome *outcome);
+/* Sets the size of NODE's version (lock held) for thread PID. */
+int kv_node_set_size(struct kv_daemon *daemon, struct kv_node *node, pid_t pid, uint64_t size);
+
+/*
+ * Publishes NODE's version (lock held) if it is unpublished and changed, as the first one of a file
+ * always is. 0 also if there is nothing to publish. An error if bytes of it are missing: then it is
+ * kept, for they may still be written.
+ */
+int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node);
+
+/*
+ * Thread PID closes a descriptor through which NODE can be written: publishes what its process has
+ * written, or gives that up (P6). The error is for close(2). ret_news: the kernel's entries of the
+ * file are out of date, and are queued to go.
+ */
+int kv_node_flush(struct kv_daemon *daemon, struct kv_node *node, pid_t pid, bool *ret_news);
+
+/*
+ * Whether who waits for the first publish of FILE may have it: 0; -EAGAIN while somebody is
+ * writing it; -ENOENT if nobody is.
+ */
+int kv_node_is_published(struct kv_daemon *daemon, struct kv_file *file);
 
 /*
  * INODE lost its last name: it is reaped when nothing uses it any more. What the kernel knows (the
@@ -148,15 +187,20 @@ void kv_node_opened(struct kv_node *node, bool may_write);
 /* Its end, lock held; NODE may be gone afterwards. */
 void kv_node_closed(struct kv_daemon *daemon, struct kv_node *node, bool may_write);
 
-/* The last handle that could write to NODE (lock held) is closed: publishes a changed or first
- * version, drops an untouched one. */
+/*
+ * A handle that could write to NODE ends: looks for a process that may have been killed unseen.
+ * FLUSHED: one of its descriptors was closed. No locks held.
+ */
+void kv_node_look_for_writer(struct kv_daemon *daemon, struct kv_node *node, bool flushed);
+/* The last handle that could write to NODE (lock held) is closed: publishes a changed version,
+ * drops an untouched one and one that is not whole. */
 void kv_node_last_writer_closed(struct kv_daemon *daemon, struct kv_node *node);
 
 /* The version that somebody is writing to FILE, with a reference, or NULL. */
 struct kv_version *kv_node_unpublished_version(struct kv_daemon *daemon, struct kv_file *file);
 
-/* Publishes what is being written to INO by the process of PID, or by whoever if INO has no
- * published version: before a rename. */
+/* Publishes what is being written to INO by the process of PID, before a rename. -EBUSY if nothing
+ * is published, and others are writing it: what they have so far is nobody's to publish. */
 int kv_node_publish_for_rename(struct kv_daemon *daemon, uint64_t ino, pid_t pid);
 
 /*

@@ -9,6 +9,8 @@
 struct kv_node *kv_node_published_of(struct kv_file *file);
 /* An active writing node of FILE, or NULL. */
 struct kv_node *kv_node_any_writer(struct kv_file *file);
+/* One that has begun to write, or NULL: others were only prepared. */
+struct kv_node *kv_node_any_draft(struct kv_file *file);
 /* The active writing node of PROCESS, or NULL. */
 struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process);
 
@@ -23,4 +25,7 @@ struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node
  * last handle, so both come here.
  */
 void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node);
+
+/* FILE has lost its last name. What the kernel knows of it stays until it is forgotten. */
+bool kv_node_orphan_file(struct kv_daemon *daemon, struct kv_file *file);
 #endif

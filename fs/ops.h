@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Request handlers: decode, call the index or the core, reply. One table, filled by six files:
+ * Request handlers: decode, call the index or the core, reply. One table, filled by seven files:
  * ops_name.c (the namespace), ops_attr.c (attributes), ops_open.c (handles), ops_file.c (content),
- * ops_dir.c (listing), ops_ioctl.c (what only kvfs has). They add their handlers to OPS.
+ * ops_dir.c (listing), ops_ioctl.c (what only kvfs has), ops_lock.c (locks). They add their
+ * handlers to OPS.
  */
 #ifndef KVFS_FS_OPS_H
 #define KVFS_FS_OPS_H
@@ -10,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "fs/daemon.h"
+#include "fs/handle.h"
 #include "fs/node.h"
 
 void kv_ops_name(struct fuse_lowlevel_ops *ops);
@@ -18,6 +20,7 @@ void kv_ops_file(struct fuse_lowlevel_ops *ops);
 void kv_ops_open(struct fuse_lowlevel_ops *ops);
 void kv_ops_dir(struct fuse_lowlevel_ops *ops);
 void kv_ops_ioctl(struct fuse_lowlevel_ops *ops);
+void kv_ops_lock(struct fuse_lowlevel_ops *ops);
 
 /*
  * Completes MAKE (name, mode and hold are the caller's) for a new entry in PARENT: time, and as
@@ -38,5 +41,10 @@ static inline uint32_t kv_without_set_id(uint32_t mode)
 /* The caller of REQ has changed content through NODE: takes the set-ID bits away unless it is root.
  */
 void kv_drop_set_id(fuse_req_t req, struct kv_node *node);
+
+/* What FLUSH and RELEASE of HANDLE mean for locks. */
+void kv_locks_flushed(
+	struct kv_daemon *daemon, struct kv_handle *handle, const struct fuse_file_info *fi);
+void kv_locks_released(struct kv_daemon *daemon, struct kv_handle *handle);
 
 #endif

@@ -33,28 +33,17 @@ static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size, bool by_handle)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	int64_t now_ns = kv_core_now_ns(daemon->core);
 	pid_t pid = fuse_req_ctx(req)->pid;
-	int r;
 
 	if (node->kind == KV_NODE_DIRECTORY)
 		return -EISDIR;
 	if (node->kind == KV_NODE_SYMLINK)
 		return -EINVAL;
-	if (node->kind == KV_NODE_PUBLISHED || (!by_handle && !kv_node_is_own(node, pid))) {
-		r = kv_node_prepare_writer(daemon, node, pid);
-		kv_retry_note(daemon->retries, pid, now_ns);
-		return r < 0 ? r : -ESTALE;
-	}
-	(void)kv_retry_take(daemon->retries, pid, now_ns);
+	if (node->kind == KV_NODE_PUBLISHED || (!by_handle && !kv_node_is_own(node, pid)))
+		return kv_node_prepare_writer(daemon, node, pid);
+	(void)kv_retry_take(daemon->retries, pid, kv_core_now_ns(daemon->core));
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
-	r = kv_node_writable(daemon, node, false);
-	if (r == 0)
-		r = kv_version_truncate(node->version, size);
-	if (r < 0)
-		return r;
-	node->wrote = true;
-	return node->write_opens == 0 ? kv_node_publish(daemon, node, true) : 0;
+	return kv_node_set_size(daemon, node, pid, size);
 }
 
 static int64_t to_ns(struct timespec ts)

@@ -60,24 +60,6 @@ static struct kv_version *version_to_read(struct kv_daemon *daemon, struct kv_ha
 	return kv_file_current(node->file, &version) == 0 ? version : NULL;
 }
 
-/* The version that a change through HANDLE goes to, with a reference. */
-static int version_to_change(
-	struct kv_daemon *daemon, struct kv_handle *handle, struct kv_version **ret_version)
-{
-	struct kv_node *node = handle->node;
-	int r;
-
-	if (node->kind != KV_NODE_WRITING)
-		return -EBADF;
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-	r = kv_node_writable(daemon, node, false);
-	if (r < 0)
-		return r;
-	node->wrote = true;
-	*ret_version = kv_version_ref(node->version);
-	return 0;
-}
-
 static void reply_read(fuse_req_t req, const void *memory, size_t size)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -148,29 +130,39 @@ void kv_drop_set_id(fuse_req_t req, struct kv_node *node)
 		kv_node_attributes_changed(daemon, node);
 }
 
+/* Whose change REQ is; nobody's if its bytes come from a mapping. */
+static pid_t changer_of(fuse_req_t req, const struct fuse_file_info *fi)
+{
+	return fi->writepage ? 0 : fuse_req_ctx(req)->pid;
+}
+
 static void op_write(fuse_req_t req, fuse_ino_t id, const char *data, size_t size, off_t offset,
 	struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_handle *handle = kv_handle_of(fi);
-	struct kv_version *version;
-	int r = -ESTALE;
+	struct kv_node *node = kv_handle_of(fi)->node;
+	struct kv_node_outcome outcome = {
+		.from = (uint64_t)offset,
+		.to = (uint64_t)offset + size,
+		.error = -ESTALE,
+	};
 
 	(void)id;
-	for (unsigned i = 0; r == -ESTALE && i < WRITE_RETRIES_MAX; i++) {
-		r = version_to_change(daemon, handle, &version);
-		if (r < 0)
+	for (unsigned i = 0; outcome.error == -ESTALE && i < WRITE_RETRIES_MAX; i++) {
+		outcome.error = kv_node_change(daemon, node, changer_of(req, fi), &outcome.version);
+		if (outcome.error < 0)
 			break;
-		r = kv_version_write(version, data, size, (uint64_t)offset);
-		kv_version_unref(version);
+		outcome.error = kv_version_write(outcome.version, data, size, outcome.from);
+		kv_node_changed(daemon, node, &outcome);
+		kv_version_unref(outcome.version);
 	}
-	if (r < 0) {
-		kv_reply_error(req, r == -ESTALE ? EIO : r);
+	if (outcome.error < 0) {
+		kv_reply_error(req, outcome.error == -ESTALE ? EIO : outcome.error);
 		return;
 	}
 	/* Pages of a mapping are not written by a caller. */
 	if (!fi->writepage)
-		kv_drop_set_id(req, handle->node);
+		kv_drop_set_id(req, node);
 	kv_stat_add(&daemon->stats.fuse_write, 1);
 	kv_stat_add(&daemon->stats.fuse_write_bytes, size);
 	kv_reply_check(daemon, fuse_reply_write(req, size));
@@ -181,15 +173,10 @@ static void op_write(fuse_req_t req, fuse_ino_t id, const char *data, size_t siz
 static int publish_for_sync(
 	struct kv_daemon *daemon, struct kv_node *node, struct kv_version **ret_version)
 {
-	struct kv_version *current = NULL;
-	bool first;
 	int r;
 
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
-	first = kv_file_current(node->file, &current) < 0;
-	if (!first)
-		kv_version_unref(current);
-	r = kv_node_publish(daemon, node, first);
+	r = node->lost ? node->lost : kv_node_publish(daemon, node);
 	*ret_version = NULL;
 	if (r == 0 && !node->active && node->version)
 		*ret_version = kv_version_ref(node->version);
@@ -222,16 +209,19 @@ static void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t offset, 
 	struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_node *node = kv_handle_of(fi)->node;
 	struct kv_version *version;
-	int r = version_to_change(daemon, kv_handle_of(fi), &version);
+	int r = kv_node_change(daemon, node, fuse_req_ctx(req)->pid, &version);
 
 	(void)id;
+	/* What fails here leaves nothing out that was promised: the caller may write all the same.
+	 */
 	if (r == 0) {
 		r = kv_version_allocate(version, mode, (uint64_t)offset, (uint64_t)length);
 		kv_version_unref(version);
 	}
 	if (r == 0)
-		kv_drop_set_id(req, kv_handle_of(fi)->node);
+		kv_drop_set_id(req, node);
 	kv_reply_error(req, r);
 }
 
@@ -266,9 +256,10 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_of
 		.to_offset = (uint64_t)to_offset,
 		.length = length,
 	};
-	struct kv_version *version;
+	struct kv_node_outcome outcome = {.from = (uint64_t)to_offset};
+	struct kv_node *node = kv_handle_of(to_fi)->node;
+	struct kv_version_attr source;
 	uint64_t copied;
-	int r;
 
 	(void)from_id;
 	(void)to_id;
@@ -277,16 +268,22 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_of
 		kv_reply_error(req, EOPNOTSUPP);
 		return;
 	}
-	r = version_to_change(daemon, kv_handle_of(to_fi), &version);
-	if (r == 0) {
-		r = kv_version_clone(version, &clone, &copied);
-		kv_version_unref(version);
+	outcome.error = kv_node_change(daemon, node, fuse_req_ctx(req)->pid, &outcome.version);
+	if (outcome.error == 0) {
+		/* Behind the source's end there is nothing to be missed. */
+		kv_version_attr(clone.from, &source);
+		if (clone.from_offset < source.size)
+			outcome.to =
+				outcome.from + kv_min_u64(length, source.size - clone.from_offset);
+		outcome.error = kv_version_clone(outcome.version, &clone, &copied);
+		kv_node_changed(daemon, node, &outcome);
+		kv_version_unref(outcome.version);
 	}
-	if (r < 0) {
-		kv_reply_error(req, r);
+	if (outcome.error < 0) {
+		kv_reply_error(req, outcome.error);
 		return;
 	}
-	kv_drop_set_id(req, kv_handle_of(to_fi)->node);
+	kv_drop_set_id(req, node);
 	kv_reply_check(daemon, fuse_reply_write(req, copied));
 }
 

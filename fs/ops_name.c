@@ -2,6 +2,7 @@
 /* The namespace: lookup, forget, and everything that makes, moves or removes names. */
 
 #include <errno.h>
+#include <linux/fs.h>
 #include <sys/stat.h>
 
 #include "fs/node.h"
@@ -249,8 +250,13 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 	remove_name(req, parent_id, name, true);
 }
 
-/* Publishes the file under a name that is to be renamed, and waits until it is durable if WAIT. */
-static int publish_name(fuse_req_t req, uint64_t parent, const char *name, bool wait)
+/* ---- rename ---- */
+
+/*
+ * Publishes what the caller writes to the file under a name that is to be renamed. DURABLE: waits
+ * until it is that. -EBUSY: nothing of it is published, and another process is writing it.
+ */
+static int publish_name(fuse_req_t req, uint64_t parent, const char *name, bool durable)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_version *version;
@@ -261,7 +267,7 @@ static int publish_name(fuse_req_t req, uint64_t parent, const char *name, bool 
 	if (r < 0 || !S_ISREG(inode.mode))
 		return r == -ENOENT ? 0 : r;
 	r = kv_node_publish_for_rename(daemon, inode.ino, fuse_req_ctx(req)->pid);
-	if (r < 0 || !wait || !(inode.flags & KV_INODE_HELD))
+	if (r < 0 || !durable || !(inode.flags & KV_INODE_HELD))
 		return r;
 	r = kv_file_get(daemon->core, inode.ino, &file);
 	if (r < 0)
@@ -275,9 +281,23 @@ static int publish_name(fuse_req_t req, uint64_t parent, const char *name, bool 
 	return r;
 }
 
+/* Takes the name that is to be replaced from a file that nobody but its writer has seen. */
+static int remove_unpublished(struct kv_daemon *daemon, const struct kv_rename *rename)
+{
+	struct kv_inode inode;
+	int r = kv_index_unlink(daemon->index, rename->new_parent, rename->new_name,
+		rename->new_length, false, 0, rename->now_ns, &inode);
+
+	if (r == 0 && inode.nlink == 0)
+		kv_node_orphan(daemon, &inode);
+	return r == -ENOENT ? 0 : r;
+}
+
 /*
  * A rename publishes the file (P2). Where it replaces another file, that one must not be lost
- * before the new content is durable: the index then asks for the sync first.
+ * before the new content is durable: the index then asks for the sync first. -EBUSY: another
+ * process is still writing what would replace it. That is not waited for: during a RENAME the
+ * kernel holds the locks of the directory and of the file, which the writer may need.
  */
 static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 	struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
@@ -285,13 +305,19 @@ static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	int r = publish_name(req, rename->parent, rename->name, false);
 
+	/* Another process's unpublished file changes its name only. */
+	if (r == -EBUSY)
+		r = 0;
 	while (r == 0) {
 		r = kv_index_rename(daemon->index, rename, ret_moved, ret_replaced);
 		if (r != -EINPROGRESS)
 			return r;
 		r = publish_name(req, rename->parent, rename->name, true);
-		if (r == 0)
-			r = publish_name(req, rename->new_parent, rename->new_name, true);
+		if (r < 0)
+			return r;
+		r = publish_name(req, rename->new_parent, rename->new_name, true);
+		if (r == -EBUSY && !(rename->flags & RENAME_EXCHANGE))
+			r = remove_unpublished(daemon, rename);
 	}
 	return r;
 }

@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "fs/caller.h"
 #include "fs/handle.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
+#include "fs/parking.h"
 #include "fs/reply.h"
 #include "fs/retry.h"
 
@@ -35,6 +37,8 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 
 	if (handle->version)
 		kv_version_close(handle->version);
+	if (handle->may_write)
+		kv_node_look_for_writer(daemon, node, handle->flushed);
 	{
 		KV_LOCKED(kv_node_lock(daemon, node->ino));
 
@@ -195,6 +199,85 @@ static bool has_version(struct kv_daemon *daemon, struct kv_node *node)
 	return node->version != NULL;
 }
 
+/* An OPEN that waits for the first publish of its file (P3). */
+struct waiting_open {
+	struct kv_parked parked;
+	struct kv_node *node; /* known to the kernel as long as the request is not answered */
+	struct fuse_file_info fi;
+	bool again; /* it has been sent to LOOKUP once before */
+};
+
+/*
+ * The file of NODE has been published. The VFS repeats the call with LOOKUP_REVAL, and LOOKUP finds
+ * the published node; but it does that once only, and hands a second ESTALE to the user.
+ */
+static void answer_published(
+	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi, bool again)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	pid_t pid = fuse_req_ctx(req)->pid;
+
+	if (again || pid == 0) {
+		open_published_elsewhere(req, node, fi);
+		return;
+	}
+	kv_retry_note(daemon->reader_retries, pid, kv_core_now_ns(daemon->core));
+	kv_reply_error(req, ESTALE);
+}
+
+static int look_at_open(struct kv_daemon *daemon, struct kv_parked *parked, enum kv_parked_why why)
+{
+	struct waiting_open *waiting = (struct waiting_open *)parked;
+	int r = kv_node_is_published(daemon, waiting->node->file);
+
+	if (r != -EAGAIN)
+		return r;
+	/* Only who is being ended is let go: an engine would take the error for the file's. */
+	if (why == KV_PARKED_INTERRUPTED && kv_caller_is_dying(fuse_req_ctx(parked->req)->pid))
+		return -EINTR;
+	return why == KV_PARKED_LATE || why == KV_PARKED_ENDING ? -ENOENT : KV_PARKED_STAYS;
+}
+
+static void answer_open(struct kv_daemon *daemon, struct kv_parked *parked, int result)
+{
+	struct waiting_open *waiting = (struct waiting_open *)parked;
+
+	(void)daemon;
+	if (result == 0)
+		answer_published(parked->req, waiting->node, &waiting->fi, waiting->again);
+	else
+		kv_reply_error(parked->req, result);
+	free(waiting);
+}
+
+static int wait_for_publish(
+	fuse_req_t req, struct kv_node *node, const struct fuse_file_info *fi, bool again)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct waiting_open *waiting = malloc(sizeof(*waiting));
+	int r;
+
+	if (!waiting)
+		return -ENOMEM;
+	*waiting = (struct waiting_open){
+		.parked =
+			{
+				.req = req,
+				.key = kv_parking_key(node->ino, KV_PARKING_PUBLISH),
+				.wait_ms = daemon->options.read_wait_ms,
+				.look = look_at_open,
+				.answer = answer_open,
+			},
+		.node = node,
+		.fi = *fi,
+		.again = again,
+	};
+	r = kv_parking_add(daemon->parking, &waiting->parked);
+	if (r < 0)
+		free(waiting);
+	return r;
+}
+
 /*
  * Reading on a writing node. Its own process sees its own data. Another process gets here while
  * nothing is published, and waits for that (P3).
@@ -202,28 +285,24 @@ static bool has_version(struct kv_daemon *daemon, struct kv_node *node)
 static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
+	pid_t pid = fuse_req_ctx(req)->pid;
+	bool again = kv_retry_take(daemon->reader_retries, pid, kv_core_now_ns(daemon->core));
+	int r;
 
 	/* A node that was only prepared has nothing of its own to show. */
-	if (has_version(daemon, node) && kv_node_is_own(node, fuse_req_ctx(req)->pid))
+	if (has_version(daemon, node) && kv_node_is_own(node, pid)) {
 		open_own(req, node, fi);
-	else if (kv_file_wait_published(node->file, (unsigned)daemon->options.read_wait_ms) < 0)
+		return;
+	}
+	r = kv_node_is_published(daemon, node->file);
+	if (r == 0) {
+		answer_published(req, node, fi, again);
+		return;
+	}
+	if (r == -EAGAIN)
+		r = wait_for_publish(req, node, fi, again);
+	if (r < 0)
 		kv_reply_error(req, ENOENT);
-	else
-		open_published_elsewhere(req, node, fi);
-}
-
-/*
- * Writing on a node that is not the caller's: it gets one of its own. The VFS repeats the call with
- * LOOKUP_REVAL, and LOOKUP finds that.
- */
-static void send_to_own_node(fuse_req_t req, struct kv_node *node)
-{
-	struct kv_daemon *daemon = kv_daemon_of(req);
-	pid_t pid = fuse_req_ctx(req)->pid;
-	int r = kv_node_prepare_writer(daemon, node, pid);
-
-	kv_retry_note(daemon->retries, pid, kv_core_now_ns(daemon->core));
-	kv_reply_error(req, r < 0 ? r : -ESTALE);
 }
 
 static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
@@ -232,8 +311,10 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct kv_node *node = kv_node_find(daemon, id);
 
 	kv_stat_add(&daemon->stats.fuse_open, 1);
+	/* Writing on a node that is not the caller's: it gets one of its own. The VFS repeats the
+	 * call with LOOKUP_REVAL, and LOOKUP finds that. */
 	if (wants_write(fi) && !kv_node_is_own(node, fuse_req_ctx(req)->pid)) {
-		send_to_own_node(req, node);
+		kv_reply_error(req, kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid));
 		return;
 	}
 	(void)kv_retry_take(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
@@ -326,21 +407,16 @@ static void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_handle *handle = kv_handle_of(fi);
-	pid_t pid = fuse_req_ctx(req)->pid;
-	struct kv_node *node = handle->node;
-	bool published = false;
+	bool news = false;
 	int r = 0;
 
 	(void)id;
-	if (handle->may_write) {
-		KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-		published = node->wrote && node->active && kv_node_is_own(node, pid);
-		if (published)
-			r = kv_node_publish(daemon, node, false);
-	}
+	handle->flushed = true;
+	kv_locks_flushed(daemon, handle, fi);
+	if (handle->may_write)
+		r = kv_node_flush(daemon, handle->node, fuse_req_ctx(req)->pid, &news);
 	/* Nobody may find the old version by the kernel's entry once close has returned. */
-	if (published)
+	if (news)
 		kv_notify_then_reply(daemon->notify, req, r);
 	else
 		kv_reply_error(req, r);
@@ -349,6 +425,7 @@ static void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 static void op_release(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	(void)id;
+	kv_locks_released(kv_daemon_of(req), kv_handle_of(fi));
 	handle_free(kv_daemon_of(req), kv_handle_of(fi));
 	kv_reply_error(req, 0);
 }

@@ -38,7 +38,6 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	(void)fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
 	(void)fuse_set_feature_flag(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
 	(void)fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_READ);
-	conn->no_interrupt = 1;
 	conn->max_write = REQUEST_SIZE;
 	conn->max_background = BACKGROUND_MAX;
 	if (daemon->options.passthrough != KV_PASSTHROUGH_OFF) {
@@ -57,6 +56,7 @@ static void fill_ops(struct fuse_lowlevel_ops *ops)
 	kv_ops_file(ops);
 	kv_ops_dir(ops);
 	kv_ops_ioctl(ops);
+	kv_ops_lock(ops);
 }
 
 static int add_option(struct fuse_args *args, const char *option)

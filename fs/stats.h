@@ -27,6 +27,7 @@
 	X(writeback_bytes, "bytes written to the devices")                                         \
 	X(writeback_errors, "versions lost to a failed write-back")                                \
 	X(published, "versions published")                                                         \
+	X(unfinished, "versions not published: their writer was killed, or a write failed")        \
 	X(committed, "versions made durable")                                                      \
 	X(evicted_dram, "files dropped from DRAM")                                                 \
 	X(evicted_store, "files evicted from the store")                                           \

@@ -217,7 +217,6 @@ int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_vers
 	{
 		KV_LOCKED(&shard->lock);
 		file->writers++;
-		file->had_writer = true;
 	}
 	*ret_version = version;
 	return 0;

@@ -5,6 +5,7 @@ Every wait has an end: a child that is late is killed and reported.
 """
 import ctypes
 import faulthandler
+import fcntl
 import mmap
 import os
 import pickle
@@ -179,6 +180,12 @@ class _Files:
 
     def size(self, fd):
         return os.fstat(fd).st_size
+
+    def flock(self, fd, operation):
+        fcntl.flock(fd, operation)
+
+    def lockf(self, fd, operation, length=0, start=0):
+        fcntl.lockf(fd, operation, length, start)
 
     def read_file(self, path):
         with open(path, "rb") as f:

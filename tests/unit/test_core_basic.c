@@ -224,37 +224,10 @@ static void test_core__discard_leaves_nothing(void **state)
 	assert_int_equal(unit_write_pattern(version, 5 * MIB, 0, 1), 0);
 	assert_int_equal(unit_usage(&unit).used, 0);
 	kv_version_unref(version);
-	assert_int_equal(kv_file_wait_published(file, 1000), -ENOENT);
+	assert_int_equal(kv_file_current(file, &version), -ENOENT);
 	kv_file_put(file);
 	unit_expect_used(&unit, 0);
 	unit_unlink(&unit, "a");
-	unit_done(&unit);
-}
-
-static void *publish_later(void *arg)
-{
-	(void)usleep(50000);
-	assert_int_equal(kv_version_publish(arg), 0);
-	return NULL;
-}
-
-/* A reader that came early waits for the first publish. */
-static void test_core__wait_published(void **state)
-{
-	struct unit unit;
-	pthread_t thread;
-
-	(void)state;
-	unit_init(&unit, small);
-	struct kv_file *file = unit_file(&unit, unit_create(&unit, "a"));
-	struct kv_version *version = unit_new(file, NULL);
-	assert_int_equal(unit_write_pattern(version, 100, 0, 1), 0);
-	assert_int_equal(kv_file_wait_published(file, 10), -ETIMEDOUT);
-	assert_int_equal(pthread_create(&thread, NULL, publish_later, version), 0);
-	assert_int_equal(kv_file_wait_published(file, 10000), 0);
-	assert_int_equal(pthread_join(thread, NULL), 0);
-	kv_version_unref(version);
-	kv_file_put(file);
 	unit_done(&unit);
 }
 
@@ -374,7 +347,6 @@ int main(void)
 		cmocka_unit_test(test_core__publishes_in_order),
 		cmocka_unit_test(test_core__concurrent_rewrites_do_not_mix),
 		cmocka_unit_test(test_core__discard_leaves_nothing),
-		cmocka_unit_test(test_core__wait_published),
 		cmocka_unit_test(test_core__orphans_give_space_back),
 		cmocka_unit_test(test_core__orphans_of_a_crash),
 		cmocka_unit_test(test_core__touch_counts),
