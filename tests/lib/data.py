@@ -6,6 +6,7 @@ import random
 import stat
 
 PIECE = 8 << 20
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
