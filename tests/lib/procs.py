@@ -209,14 +209,14 @@ class _Files:
         self.maps.pop(key).close()
 
 
-def _send(fd, value):
+def send_message(fd, value):
     data = pickle.dumps(value)
     data = struct.pack("<Q", len(data)) + data
     while data:
         data = data[os.write(fd, data):]
 
 
-def _receive(fd):
+def receive_message(fd):
     def exactly(length):
         data = b""
         while len(data) < length:
@@ -241,14 +241,14 @@ class Agent:
     def _serve(self, requests, replies):
         files = _Files()
         while True:
-            name, args = _receive(requests)
+            name, args = receive_message(requests)
             if name == "exit":
                 return
             try:
                 reply = (True, getattr(files, name)(*args))
             except Exception as e:  # the caller raises it again
                 reply = (False, e)
-            _send(replies, reply)
+            send_message(replies, reply)
 
     def __getattr__(self, name):
         def call(*args, timeout=30):
@@ -258,12 +258,12 @@ class Agent:
 
     def send(self, name, *args):
         """Starts a call; its answer comes from receive()."""
-        _send(self.requests, (name, args))
+        send_message(self.requests, (name, args))
 
     def receive(self, timeout=30):
         if not select.select([self.replies], [], [], timeout)[0]:
             raise TimeoutError(f"an agent's call did not return within {timeout} s")
-        ok, value = _receive(self.replies)
+        ok, value = receive_message(self.replies)
         if ok:
             return value
         raise value
