@@ -262,7 +262,7 @@ static int publish_to_index(
 	struct kv_content record = {
 		.size = version->size,
 		.version = version->number,
-		.last_use_ns = kv_core_now_ns(core),
+		.last_use_ns = version->published_ns,
 		.replace = !version->base,
 		.chunks = content->chunks,
 		.chunk_count = content->chunk_count,

@@ -216,6 +216,7 @@ struct kv_version {
 	uint64_t sequence; /* of the commit's operation */
 	int64_t mtime_ns;
 	int64_t ctime_ns;
+	int64_t published_ns;
 	struct kv_version *base; /* counted, until the commit */
 	struct kv_source *sources;
 	struct kv_object *object;

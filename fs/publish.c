@@ -143,6 +143,7 @@ static struct kv_version *make_current(struct kv_version *version)
 	int64_t now_ns = kv_core_now_ns(core);
 	if (!version->ctime_set)
 		version->ctime_ns = now_ns;
+	version->published_ns = now_ns;
 	kv_version_relist_locked(version, true);
 	(void)pthread_mutex_unlock(&version->lock);
 

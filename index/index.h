@@ -262,8 +262,8 @@ struct kv_content {
 	uint64_t version; /* must be above the committed one */
 	int64_t mtime_ns;
 	int64_t ctime_ns;
-	int64_t last_use_ns;
-	bool replace; /* chunks not listed go; else they stay, those behind SIZE excepted */
+	int64_t last_use_ns; /* when it became readable: uses since then stand */
+	bool replace;        /* chunks not listed go; else they stay, those behind SIZE excepted */
 	const struct kv_chunk *chunks; /* ascending by number */
 	size_t chunk_count;
 };

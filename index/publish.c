@@ -363,8 +363,12 @@ static void publish_attributes(struct publish *publish)
 	inode->mtime_ns = content->mtime_ns;
 	inode->ctime_ns = content->ctime_ns;
 	/* A quarantined inode stays the first to be evicted. */
-	if (!(inode->flags & KV_INODE_QUARANTINED))
-		inode->last_use_ns = kv_use_round(content->last_use_ns);
+	if (inode->flags & KV_INODE_QUARANTINED)
+		return;
+	/* It may have been read between its publish and this. */
+	if (inode->flags & KV_INODE_READ && inode->last_use_ns > content->last_use_ns)
+		return;
+	inode->last_use_ns = kv_use_round(content->last_use_ns);
 	inode->flags &= ~KV_INODE_READ;
 }
 

@@ -273,6 +273,30 @@ static void test_core_unread__goes_first(void **state)
 	atomic_store(&unit->disk.offset_ns, 0);
 }
 
+/* A use between publish and commit counts: by order and as a read. */
+static void test_core_unread__read_before_the_commit(void **state)
+{
+	struct unit *unit = *state;
+	struct kv_index_scope scope = {.domain = 0, .unread = true};
+	struct kv_index_use uses[4];
+	struct kv_file *file;
+	uint64_t first;
+
+	atomic_store(&unit->disk.hold, true);
+	first = unit_put(unit, "first", MIB, 1);
+	(void)unit_put(unit, "second", MIB, 1);
+	(void)usleep(1000);
+	file = unit_file(unit, first);
+	kv_file_touch(file);
+	kv_file_put(file);
+	atomic_store(&unit->disk.hold, false);
+	unit_sync(unit);
+	assert_int_equal(kv_index_oldest(unit_index(unit), &scope, NULL, uses, 4), 1);
+	scope.unread = false;
+	assert_int_equal(kv_index_oldest(unit_index(unit), &scope, NULL, uses, 4), 2);
+	assert_int_equal(uses[1].ino, first);
+}
+
 /* ---- Retired directories, and what a crash leaves ---- */
 
 /* What is below is freed while the core runs, or by the next mount. */
@@ -342,6 +366,7 @@ int main(void)
 		TEST(test_core_lease__keeps),
 		TEST(test_core_lease__is_waited_for),
 		TEST(test_core_unread__goes_first),
+		TEST(test_core_unread__read_before_the_commit),
 		TEST(test_core_retire__is_worked_off),
 	};
 

@@ -528,9 +528,12 @@ static void test_index_quota__order(void **state)
 	expect_order(unit, &scope, (uint64_t[]){files[2], files[3], files[4]}, 3);
 	scope.domain = domain_of(unit, b.ino).number;
 	expect_order(unit, &scope, (uint64_t[]){files[2]}, 1);
-	/* Published again: nobody has read that. */
+	/* Published again, before it was read; and then later: nobody has read that. */
 	(void)unit_write(unit, files[1], 1);
 	scope = (struct kv_index_scope){.domain = domain_of(unit, a.ino).number, .unread = true};
+	expect_order(unit, &scope, (uint64_t[]){files[4]}, 1);
+	unit->now += 200 * GRAIN;
+	(void)unit_write(unit, files[1], 1);
 	expect_order(unit, &scope, (uint64_t[]){files[4], files[1]}, 2);
 }
 
