@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <linux/fs.h>
+#include <signal.h>
 
 #include "unit_index.h"
 
@@ -370,6 +371,73 @@ static void test_index_quota__promises(void **state)
 	assert_int_equal(kv_index_charge(unit->index, 0, 0, UINT32_MAX), 0);
 }
 
+/* A process that sets quotas, moves files between them and takes them away, until it is killed. */
+static void live(struct unit *unit)
+{
+	char name[16];
+
+	unit_open(unit);
+	for (unsigned i = 0;; i++) {
+		uint64_t a = unit_lookup(unit, KV_ROOT_INO, "a");
+		uint64_t b = unit_lookup(unit, KV_ROOT_INO, "b");
+
+		(void)snprintf(name, sizeof(name), "f%u", i % 500);
+		if (unit_lookup(unit, a, name) == 0 && unit_lookup(unit, b, name) == 0)
+			(void)put(unit, i % 2 ? a : b, name, 1 + i % 7);
+		(void)try_rename(unit, a, name, b, name, 0);
+		if (i % 3 == 0)
+			(void)try_rename(unit, b, name, a, name, 0);
+		if (i % 50 == 0)
+			(void)set_quota(unit, i % 100 ? a : b, 4000 + i);
+		if (i % 170 == 169 && domain_of(unit, a).number != 0)
+			(void)set_quota(unit, a, 0);
+	}
+}
+
+/* Whenever that is, the counters are right, and a walk that was begun can be gone on with. */
+static void test_index_quota__killed_at_any_time(void **state)
+{
+	struct unit *unit = *state;
+	unsigned unfinished = 0;
+
+	(void)make_dir(unit, KV_ROOT_INO, "a");
+	(void)make_dir(unit, KV_ROOT_INO, "b");
+	unit_close(unit);
+	for (unsigned round = 0; round < 15; round++) {
+		pid_t child = fork();
+		int status;
+
+		assert_true(child >= 0);
+		if (child == 0) {
+			live(unit);
+			_exit(1);
+		}
+		(void)usleep(10000 + round * 5003);
+		assert_int_equal(kill(child, SIGKILL), 0);
+		assert_int_equal(waitpid(child, &status, 0), child);
+		assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+		unit_open(unit);
+		unit_check(unit);
+		for (uint32_t i = 1; i < kv_index_domain_count(unit->index); i++) {
+			struct kv_quota_walk walk = {0};
+			struct kv_domain_info info;
+
+			if (kv_index_domain(unit->index, i, &info) < 0)
+				continue;
+			unfinished += info.state != KV_DOMAIN_LIVE;
+			while (kv_index_quota_step(unit->index, i, &walk) == 1)
+				continue;
+			if (kv_index_domain(unit->index, i, &info) == 0)
+				assert_true(info.state == KV_DOMAIN_LIVE ||
+					    (info.state == KV_DOMAIN_DEAD && info.inodes == 0));
+		}
+		unit_check(unit);
+		unit_close(unit);
+	}
+	print_message("%u walks unfinished\n", unfinished);
+	unit_open(unit);
+}
+
 /* ---- Pins ---- */
 
 static int pin(struct unit *unit, uint64_t ino, bool on, bool privileged)
@@ -552,6 +620,7 @@ int main(void)
 		TEST(test_index_quota__links),
 		TEST(test_index_quota__promises),
 		TEST(test_index_quota__order),
+		TEST(test_index_quota__killed_at_any_time),
 		TEST(test_index_pin__is_kept),
 		TEST(test_index_pin__quarantine),
 		TEST(test_index_pin__limits),
