@@ -57,9 +57,10 @@ def test_k1_domains_together_have_one_order(fresh):
 def test_never_read_files_go_first(fresh):
     """With unread_ttl a file that nobody read back goes before older ones that somebody did."""
     kv = fresh(size="64M", dram="64M", lease="0s", unread_ttl="1ms")
-    fill(kv.mnt, 30)
-    for i in range(0, 10):
+    fill(kv.mnt, 10)
+    for i in range(10):
         assert get(kv.mnt / f"f{i}") == blob(i, MIB)
+    fill(kv.mnt, 20, first=10)
     kv.settle()
     time.sleep(0.01)  # older than the option says
     fill(kv.mnt, 40, first=100)

@@ -257,19 +257,20 @@ static void test_core_unread__goes_first(void **state)
 	unit_chill(unit);
 	set_quota(unit, dir, 8 * MIB);
 	put(unit, dir, "read", 2 * MIB);
-	put(unit, dir, "unread", 2 * MIB);
-	put(unit, dir, "read-later", 2 * MIB);
+	put(unit, dir, "read-too", 2 * MIB);
 	unit_sync(unit);
 	for (unsigned i = 0; i < 2; i++) {
-		file = unit_file(unit, find(unit, dir, i ? "read-later" : "read"));
+		file = unit_file(unit, find(unit, dir, i ? "read-too" : "read"));
 		kv_file_touch(file);
 		kv_file_put(file);
 	}
+	put(unit, dir, "unread", 2 * MIB);
+	unit_sync(unit);
 	atomic_store(&unit->disk.offset_ns, INT64_C(3601) * 1000000000);
 	put(unit, dir, "new", 3 * MIB);
 	assert_int_equal(find(unit, dir, "unread"), 0);
 	assert_true(find(unit, dir, "read") != 0);
-	assert_true(find(unit, dir, "read-later") != 0);
+	assert_true(find(unit, dir, "read-too") != 0);
 	atomic_store(&unit->disk.offset_ns, 0);
 }
 

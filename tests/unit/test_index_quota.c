@@ -260,6 +260,31 @@ static void test_index_quota__walk_and_renames(void **state)
 	unit_check(unit);
 }
 
+/* Where the walk is inside a directory that is moved, the rest of the one it came from is not
+ * missed. */
+static void test_index_quota__walk_is_led_astray(void **state)
+{
+	struct unit *unit = *state;
+	struct kv_inode dir = make_dir(unit, KV_ROOT_INO, "dir");
+	struct kv_inode a = make_dir(unit, dir.ino, "a");
+	struct kv_quota_walk walk = {0};
+	uint64_t d0;
+	uint32_t number;
+	bool moved = false;
+
+	grow_tree(unit, a.ino, 2, 400);
+	d0 = unit_lookup(unit, a.ino, "d0");
+	assert_int_equal(kv_index_quota_set(unit->index, dir.ino, 9999, &number), 0);
+	while (kv_index_quota_step(unit->index, number, &walk) == 1) {
+		if (walk.ino != d0 || moved)
+			continue;
+		moved = true;
+		assert_int_equal(try_rename(unit, a.ino, "d0", dir.ino, "d0", 0), 0);
+	}
+	assert_true(moved);
+	assert_int_equal(domain_of(unit, dir.ino).used, 800);
+}
+
 /* A directory with a quota that is removed during the walk takes its domain along. */
 static void test_index_quota__removed_directory(void **state)
 {
@@ -615,6 +640,7 @@ int main(void)
 		TEST(test_index_quota__numbers),
 		TEST(test_index_quota__walk),
 		TEST(test_index_quota__walk_and_renames),
+		TEST(test_index_quota__walk_is_led_astray),
 		TEST(test_index_quota__removed_directory),
 		TEST(test_index_quota__renames),
 		TEST(test_index_quota__links),
