@@ -204,7 +204,8 @@ struct waiting_open {
 	struct kv_parked parked;
 	struct kv_node *node; /* known to the kernel as long as the request is not answered */
 	struct fuse_file_info fi;
-	bool again; /* it has been sent to LOOKUP once before */
+	bool again;  /* it has been sent to LOOKUP once before */
+	bool writes; /* it will get a node of its own, made from what is published */
 };
 
 /*
@@ -225,6 +226,12 @@ static void answer_published(
 	kv_reply_error(req, ESTALE);
 }
 
+/* The VFS repeats the call with LOOKUP_REVAL, and LOOKUP finds the node. */
+static void send_to_own_node(struct kv_daemon *daemon, fuse_req_t req, struct kv_node *node)
+{
+	kv_reply_error(req, kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid));
+}
+
 static int look_at_open(struct kv_daemon *daemon, struct kv_parked *parked, enum kv_parked_why why)
 {
 	struct waiting_open *waiting = (struct waiting_open *)parked;
@@ -235,6 +242,9 @@ static int look_at_open(struct kv_daemon *daemon, struct kv_parked *parked, enum
 	/* Only who is being ended is let go: an engine would take the error for the file's. */
 	if (why == KV_PARKED_INTERRUPTED && kv_caller_is_dying(fuse_req_ctx(parked->req)->pid))
 		return -EINTR;
+	/* Who writes can begin with nothing. */
+	if (why == KV_PARKED_LATE && waiting->writes)
+		return 0;
 	return why == KV_PARKED_LATE || why == KV_PARKED_ENDING ? -ENOENT : KV_PARKED_STAYS;
 }
 
@@ -242,8 +252,11 @@ static void answer_open(struct kv_daemon *daemon, struct kv_parked *parked, int 
 {
 	struct waiting_open *waiting = (struct waiting_open *)parked;
 
-	(void)daemon;
-	if (result == 0)
+	if (waiting->writes && result == 0)
+		send_to_own_node(daemon, parked->req, waiting->node);
+	else if (waiting->writes && result == -ENOENT) /* gone: the VFS looks, and may create */
+		kv_reply_error(parked->req, ESTALE);
+	else if (result == 0)
 		answer_published(parked->req, waiting->node, &waiting->fi, waiting->again);
 	else
 		kv_reply_error(parked->req, result);
@@ -271,6 +284,7 @@ static int wait_for_publish(
 		.node = node,
 		.fi = *fi,
 		.again = again,
+		.writes = wants_write(fi),
 	};
 	r = kv_parking_add(daemon->parking, &waiting->parked);
 	if (r < 0)
@@ -305,16 +319,32 @@ static void open_unpublished(fuse_req_t req, struct kv_node *node, struct fuse_f
 		kv_reply_error(req, ENOENT);
 }
 
+/*
+ * Writing on a node that is not the caller's: it gets one of its own. Who also reads, and keeps
+ * what is there, waits like a reader while another process writes the file for the first time: to
+ * begin with nothing would be of no use to it.
+ */
+static void open_for_writing_elsewhere(
+	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	bool keeps = (fi->flags & O_ACCMODE) == O_RDWR && !(fi->flags & O_TRUNC);
+
+	if (keeps && node->kind == KV_NODE_WRITING &&
+		kv_node_is_published(daemon, node->file) == -EAGAIN &&
+		wait_for_publish(req, node, fi, false) == 0)
+		return;
+	send_to_own_node(daemon, req, node);
+}
+
 static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *node = kv_node_find(daemon, id);
 
 	kv_stat_add(&daemon->stats.fuse_open, 1);
-	/* Writing on a node that is not the caller's: it gets one of its own. The VFS repeats the
-	 * call with LOOKUP_REVAL, and LOOKUP finds that. */
 	if (wants_write(fi) && !kv_node_is_own(node, fuse_req_ctx(req)->pid)) {
-		kv_reply_error(req, kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid));
+		open_for_writing_elsewhere(req, node, fi);
 		return;
 	}
 	(void)kv_retry_take(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));

@@ -194,6 +194,67 @@ def test_p3_the_wait_has_an_end(fresh):
     assert get(kv.mnt / "f") == CONTENT
 
 
+def read_write(path, flags=0):
+    fd = os.open(path, os.O_RDWR | flags)
+    found = os.pread(fd, len(CONTENT) + 1, 0)
+    os.pwrite(fd, b"mine", 0)
+    os.close(fd)
+    return found
+
+
+@pytest.mark.parametrize("flags", [0, os.O_CREAT])
+def test_p3_who_opens_to_read_and_write_waits_too(slow, flags):
+    """Engines load by O_RDWR, and would take an empty file for a short one."""
+    path = slow.mnt / "f"
+    fd = begin(path)
+    other = Child(read_write, path, flags)
+    wait_until_parked(slow, 1)
+    os.close(fd)
+    assert other.result() == CONTENT
+    assert get(path) == b"mine" + CONTENT[4:]
+
+
+def test_p3_who_opens_to_read_and_write_a_file_that_vanishes(slow):
+    path = slow.mnt / "f"
+    for flags in (0, os.O_CREAT):
+        writer = Child(lambda: (begin(path), signal.pause()))
+        eventually(lambda: os.path.exists(path), what="the file")
+        other = Child(read_write, path, flags)
+        wait_until_parked(slow, 1)
+        writer.kill()
+        writer.collect()
+        if flags:
+            assert other.result() == b""
+            assert get(path) == b"mine"
+        else:
+            with pytest.raises(FileNotFoundError):
+                other.result()
+
+
+def test_p5_who_opens_to_read_and_write_begins_with_nothing_in_the_end(fresh):
+    kv = fresh(read_wait="300ms")
+    fd = begin(kv.mnt / "f")
+    assert Child(read_write, kv.mnt / "f").result() == b""
+    os.close(fd)
+    assert get(kv.mnt / "f") == CONTENT
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR | os.O_TRUNC, os.O_WRONLY])
+def test_p5_who_replaces_does_not_wait(slow, flags):
+    path = slow.mnt / "f"
+    fd = begin(path)
+
+    def replace():
+        own = os.open(path, flags)
+        os.write(own, b"theirs")
+        os.close(own)
+
+    Child(replace).result()
+    assert Child(get, path).result() == b"theirs"
+    os.close(fd)
+    assert get(path) == CONTENT
+
+
 def test_p3_no_wait_at_all(fresh):
     kv = fresh(read_wait="0")
     fd = begin(kv.mnt / "f")
