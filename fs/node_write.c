@@ -339,9 +339,17 @@ static int flush_of_killed(struct kv_daemon *daemon, struct kv_node *node, pid_t
 	return 0;
 }
 
+static bool has_changes(struct kv_daemon *daemon, struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	return is_changed(node);
+}
+
 int kv_node_flush(struct kv_daemon *daemon, struct kv_node *node, pid_t pid, bool *ret_news)
 {
-	enum kv_end end = kv_caller_end(pid);
+	/* Nothing is read from /proc with the lock held, nor where there is nothing to publish. */
+	enum kv_end end = has_changes(daemon, node) ? kv_caller_end(pid) : KV_END_NONE;
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 	pid_t process = kv_node_is_own(node, pid) ? node->writer : kv_caller_process(pid);
 	int r;

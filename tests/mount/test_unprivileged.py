@@ -2,11 +2,13 @@
 """A user's own mount, without any privilege: everything but speed is the same."""
 import os
 import shutil
+import signal
+import subprocess
 
 import pytest
 from data import MIB, blob, check_big, get, put, write_big
 from kvmount import MountFailed
-from procs import NOBODY, as_nobody, in_child
+from procs import NOBODY, as_nobody, eventually, in_child
 
 pytestmark = [
     pytest.mark.parametrize("mode", ["daemon"]),
@@ -46,6 +48,22 @@ def test_user_mount_stores_and_loads(mine):
     mine.remount()
     assert as_nobody(get, mine.mnt / "g") == blob(1, 5 * MIB)
     as_nobody(check_big, mine.mnt / "big", 300 * MIB, 2)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_p6_user_mount_sees_how_a_writer_ended(mine, how):
+    """The kernel shows exit codes to the same user, without any capability."""
+    # A program: who has changed its user since its last exec may not be traced by that user.
+    writer = subprocess.Popen(
+        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups",
+         "dd", "if=/dev/zero", f"of={mine.mnt}/f", "bs=4k"], stderr=subprocess.DEVNULL)
+    eventually(lambda: as_nobody(os.path.exists, mine.mnt / "f"), what="the file")
+    writer.send_signal(how)
+    assert writer.wait(30) == -how
+    assert as_nobody(os.listdir, mine.mnt) == []
+    as_nobody(put, mine.mnt / "f", blob(2, MIB))
+    assert as_nobody(get, mine.mnt / "f") == blob(2, MIB)
+    assert "cannot be seen" not in mine.log()
 
 
 def test_user_mount_is_closed_to_others(mine):
