@@ -331,23 +331,25 @@ def test_p2_publish_while_write_back_is_behind(fresh):
     kv = fresh(size="2G", dram="64M")
     read_end, write_end = os.pipe()
 
-    def store(_):
-        for mark in range(150):
-            put(kv.mnt / f"f{mark % 50}", content(mark, 4 * MIB))
-            os.write(write_end, b"%08d" % mark)
-        return True
+    def store(worker):
+        for i in range(12):
+            put(kv.mnt / f"f{worker}", content(worker * 1000 + i, 24 * MIB))
+            os.write(write_end, b"%08d" % (worker * 1000 + i))
+        return 12
 
     def load(_):
         os.close(write_end)
-        while name := os.read(read_end, 8):
-            mark = int(name)
-            found = mark_of(get(kv.mnt / f"f{mark % 50}"))
-            assert found >= mark and found % 50 == mark % 50
-            if mark == 149:
-                return True
-        return False
+        seen = 0
+        while mark := os.read(read_end, 8):
+            found = mark_of(get(kv.mnt / f"f{int(mark) // 1000}"))
+            assert found >= int(mark) and found // 1000 == int(mark) // 1000
+            seen += 1
+            if seen == 36:
+                break
+        return seen
 
-    assert parallel(lambda job: job(0), [store, load]) == [True, True]
+    results = parallel(lambda job: job[0](job[1]), [(store, 1), (store, 2), (store, 3), (load, 0)])
+    assert results == [12, 12, 12, 36]
     os.close(read_end)
     os.close(write_end)
     assert kv.counter("throttled") > 0, "write-back was never behind"
