@@ -128,7 +128,7 @@ static int check_extent(struct check *check, uint64_t ino, const struct kv_exten
 }
 
 static int check_segment(
-	struct check *check, const struct kv_node *node, uint64_t number, uint64_t *blocks)
+	struct check *check, const struct kv_index_node *node, uint64_t number, uint64_t *blocks)
 {
 	uint64_t limit = kv_div_round_up(node->inode.size, KV_CHUNK_SIZE);
 	struct kv_map_reader reader;
@@ -147,7 +147,7 @@ static int check_segment(
 	return r;
 }
 
-static int check_map(struct check *check, const struct kv_node *node)
+static int check_map(struct check *check, const struct kv_index_node *node)
 {
 	uint64_t number = 0;
 	uint64_t blocks = 0;
@@ -171,7 +171,7 @@ static int check_map(struct check *check, const struct kv_node *node)
 static int check_map_owner(
 	struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(&check->view, kv_key_a(key), &node);
 
 	(void)value;
@@ -182,7 +182,7 @@ static int check_map_owner(
 
 /* ---- Inodes and names ---- */
 
-static int count_links(struct check *check, const struct kv_node *node, uint64_t *ret_links)
+static int count_links(struct check *check, const struct kv_index_node *node, uint64_t *ret_links)
 {
 	struct kv_link_walk walk = {0};
 	struct kv_place place;
@@ -218,10 +218,10 @@ static int count_subdirectories(struct check *check, uint64_t ino, uint64_t *ret
 	return r;
 }
 
-static int check_path(struct check *check, const struct kv_node *node)
+static int check_path(struct check *check, const struct kv_index_node *node)
 {
 	uint64_t steps = check->index->inodes + check->index->held_inodes;
-	struct kv_node at = *node;
+	struct kv_index_node at = *node;
 
 	/* A retired directory, with what is below it, is on no path. */
 	while (at.inode.ino != KV_ROOT_INO && !at.orphan) {
@@ -238,7 +238,7 @@ static int check_path(struct check *check, const struct kv_node *node)
 	return 0;
 }
 
-static int check_directory(struct check *check, const struct kv_node *node)
+static int check_directory(struct check *check, const struct kv_index_node *node)
 {
 	uint64_t count;
 	int r = count_subdirectories(check, node->inode.ino, &count);
@@ -253,7 +253,7 @@ static int check_directory(struct check *check, const struct kv_node *node)
 	return check_path(check, node);
 }
 
-static int check_order(struct check *check, const struct kv_node *node)
+static int check_order(struct check *check, const struct kv_index_node *node)
 {
 	struct kv_key key = kv_key_pair(KV_TABLE_USE, node->order, node->inode.ino);
 	struct kv_value value;
@@ -267,12 +267,12 @@ static int check_order(struct check *check, const struct kv_node *node)
 /* ---- Quota domains ---- */
 
 /* The domain that the place of NODE says; while a walk is under way either will do. */
-static int check_domain(struct check *check, const struct kv_node *node)
+static int check_domain(struct check *check, const struct kv_index_node *node)
 {
 	const struct kv_index *index = check->index;
 	struct kv_domain_record *sum = &check->domains[node->inode.domain];
 	uint32_t state = atomic_load(&index->domains[node->inode.domain].state);
-	struct kv_node parent;
+	struct kv_index_node parent;
 	int r;
 
 	sum->used += node->counted.used;
@@ -281,7 +281,7 @@ static int check_domain(struct check *check, const struct kv_node *node)
 	if (state == KV_DOMAIN_NONE)
 		report(check, "inode %llu: in domain %u, which there is not", U(node->inode.ino),
 			node->inode.domain);
-	if (node->inode.cookie == 0 || kv_node_is_domain(index, node))
+	if (node->inode.cookie == 0 || kv_index_node_is_domain(index, node))
 		return 0;
 	r = kv_view_node(&check->view, node->inode.parent, &parent);
 	if (r < 0)
@@ -301,7 +301,7 @@ static void check_domains(struct check *check)
 		const struct kv_domain *domain = &check->index->domains[i];
 		const struct kv_domain_record *sum = &check->domains[i];
 		uint64_t ino = atomic_load(&domain->ino);
-		struct kv_node node;
+		struct kv_index_node node;
 
 		pinned += sum->pinned;
 		if (atomic_load(&domain->used) != sum->used ||
@@ -323,7 +323,7 @@ static void check_domains(struct check *check)
 
 static int check_inode(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	uint64_t links = 0;
 	int r = kv_view_node(&check->view, kv_key_a(key), &node);
 
@@ -357,8 +357,8 @@ static int check_inode(struct check *check, const struct kv_key *key, const stru
 static int check_name(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
 	struct kv_entry entry;
-	struct kv_node node;
-	struct kv_node directory;
+	struct kv_index_node node;
+	struct kv_index_node directory;
 	int r = kv_view_entry_at(
 		&check->view, &(struct kv_place){kv_key_a(key), kv_key_b(key)}, &entry);
 
@@ -382,7 +382,7 @@ static int check_name(struct check *check, const struct kv_key *key, const struc
 
 static int check_link(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(&check->view, kv_key_a(key), &node);
 
 	(void)value;
@@ -394,7 +394,7 @@ static int check_link(struct check *check, const struct kv_key *key, const struc
 static int check_xattr(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
 	struct kv_xattr_record record;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(&check->view, kv_key_a(key), &node);
 
 	if (r == 0)
@@ -409,17 +409,17 @@ static int check_xattr(struct check *check, const struct kv_key *key, const stru
 
 static int check_orphan(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(&check->view, kv_key_a(key), &node);
 
-	if (r == 0 && (node.inode.nlink != 0 || value->held != kv_node_is_held(&node)))
+	if (r == 0 && (node.inode.nlink != 0 || value->held != kv_index_node_is_held(&node)))
 		report(check, "inode %llu: an orphan with a name", U(kv_key_a(key)));
 	return r;
 }
 
 static int check_use(struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	int r;
 
 	(void)value;

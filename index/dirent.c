@@ -136,25 +136,26 @@ int kv_op_drop_entry(struct kv_op *op, const struct kv_entry *entry)
 
 /* ---- Reading ---- */
 
-int kv_view_entry_node(struct kv_view *view, const struct kv_entry *entry, struct kv_node *ret_node)
+int kv_view_entry_node(
+	struct kv_view *view, const struct kv_entry *entry, struct kv_index_node *ret_node)
 {
 	struct kv_key key = kv_key_pair(KV_TABLE_DIRENT, entry->place.parent, entry->place.cookie);
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(view, entry->record.ino, &node);
 
-	if (r == -ENOENT ||
-		(r == 0 && ((node.inode.mode & S_IFMT) != entry->record.type ||
-				   node.inode.nlink == 0 || kv_node_is_held(&node) != entry->held)))
+	if (r == -ENOENT || (r == 0 && ((node.inode.mode & S_IFMT) != entry->record.type ||
+					       node.inode.nlink == 0 ||
+					       kv_index_node_is_held(&node) != entry->held)))
 		return kv_index_damaged(view->index, &key, "entry without its inode");
 	if (r == 0)
 		*ret_node = node;
 	return r;
 }
 
-static int view_lookup(
-	struct kv_view *view, uint64_t parent, const struct kv_name *name, struct kv_node *ret_node)
+static int view_lookup(struct kv_view *view, uint64_t parent, const struct kv_name *name,
+	struct kv_index_node *ret_node)
 {
-	struct kv_node directory;
+	struct kv_index_node directory;
 	struct kv_entry entry;
 	int r = kv_view_directory(view, parent, &directory);
 
@@ -168,7 +169,7 @@ int kv_index_lookup(struct kv_index *index, uint64_t parent, const char *name, s
 {
 	const struct kv_name what = {name, length};
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_name_check(&what);
 
 	if (r < 0)
@@ -203,7 +204,7 @@ static int view_find(struct kv_view *view, uint64_t parent, bool has_entries, st
 int kv_index_find(struct kv_index *index, uint64_t parent, struct kv_find *finds, size_t count)
 {
 	struct kv_view view;
-	struct kv_node directory;
+	struct kv_index_node directory;
 	bool has_entries;
 	int r;
 
@@ -235,7 +236,7 @@ static int list_entry(
 		.type = entry->record.type,
 		.cookie = entry->place.cookie,
 	};
-	struct kv_node node;
+	struct kv_index_node node;
 	int r;
 
 	if (listing->want_inodes) {
@@ -270,7 +271,7 @@ int kv_index_readdir(struct kv_index *index, uint64_t ino, uint64_t cookie, bool
 {
 	const struct listing listing = {want_inodes, entry, arg};
 	struct kv_view view;
-	struct kv_node directory;
+	struct kv_index_node directory;
 	int r;
 
 	if (cookie >= INT64_MAX)
@@ -292,7 +293,7 @@ int kv_index_readdir(struct kv_index *index, uint64_t ino, uint64_t cookie, bool
 int kv_index_name(struct kv_index *index, uint64_t ino, uint64_t *ret_parent, char *ret_name)
 {
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	struct kv_entry entry;
 	int r;
 

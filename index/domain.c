@@ -108,7 +108,7 @@ struct kv_domain_change *kv_op_domain(struct kv_op *op, uint32_t domain)
 	return &domains->changes[domains->count++];
 }
 
-void kv_node_init_counted(struct kv_node *node)
+void kv_index_node_init_counted(struct kv_index_node *node)
 {
 	bool pinned = node->inode.flags & KV_INODE_PINNED && S_ISREG(node->inode.mode);
 
@@ -119,7 +119,7 @@ void kv_node_init_counted(struct kv_node *node)
 	node->counted.pinned = pinned ? node->inode.blocks : 0;
 }
 
-static int count(struct kv_op *op, const struct kv_node *node, int sign)
+static int count(struct kv_op *op, const struct kv_index_node *node, int sign)
 {
 	struct kv_domain_change *change = kv_op_domain(op, node->counted.domain);
 
@@ -134,11 +134,11 @@ static int count(struct kv_op *op, const struct kv_node *node, int sign)
 	return 0;
 }
 
-int kv_op_count_node(struct kv_op *op, struct kv_node *node, bool gone)
+int kv_op_count_node(struct kv_op *op, struct kv_index_node *node, bool gone)
 {
-	struct kv_node before = *node;
+	struct kv_index_node before = *node;
 
-	kv_node_init_counted(node);
+	kv_index_node_init_counted(node);
 	/* Spares most operations the look at the list: only times have changed. */
 	if (!gone && before.counted.there && before.counted.held == node->counted.held &&
 		before.counted.domain == node->counted.domain &&
@@ -151,7 +151,7 @@ int kv_op_count_node(struct kv_op *op, struct kv_node *node, bool gone)
 	return gone ? 0 : count(op, node, 1);
 }
 
-bool kv_node_is_domain(const struct kv_index *index, const struct kv_node *node)
+bool kv_index_node_is_domain(const struct kv_index *index, const struct kv_index_node *node)
 {
 	const struct kv_domain *domain = &index->domains[node->inode.domain];
 	uint32_t state = atomic_load_explicit(&domain->state, memory_order_relaxed);
@@ -166,7 +166,7 @@ static bool is_leaving(const struct kv_domain *domain, uint64_t ino)
 	       atomic_load_explicit(&domain->ino, memory_order_relaxed) == ino;
 }
 
-int kv_op_end_domain(struct kv_op *op, const struct kv_node *node)
+int kv_op_end_domain(struct kv_op *op, const struct kv_index_node *node)
 {
 	struct kv_index *index = op->index;
 	uint32_t count = atomic_load_explicit(&index->domain_count, memory_order_relaxed);
@@ -174,7 +174,7 @@ int kv_op_end_domain(struct kv_op *op, const struct kv_node *node)
 	for (uint32_t i = 1; i < count; i++) {
 		struct kv_domain_change *change;
 
-		if (!(i == node->inode.domain && kv_node_is_domain(index, node)) &&
+		if (!(i == node->inode.domain && kv_index_node_is_domain(index, node)) &&
 			!is_leaving(&index->domains[i], node->inode.ino))
 			continue;
 		change = kv_op_domain(op, i);
@@ -189,7 +189,7 @@ int kv_op_end_domain(struct kv_op *op, const struct kv_node *node)
 	return 0;
 }
 
-int kv_op_move_node(struct kv_op *op, struct kv_node *node, uint32_t domain)
+int kv_op_move_node(struct kv_op *op, struct kv_index_node *node, uint32_t domain)
 {
 	uint64_t limit =
 		atomic_load_explicit(&op->index->domains[domain].limit, memory_order_relaxed);

@@ -4,12 +4,12 @@
 
 #include "index/index_internal.h"
 
-static struct kv_key segment_key(const struct kv_node *node, uint64_t number)
+static struct kv_key segment_key(const struct kv_index_node *node, uint64_t number)
 {
 	return kv_key_pair(KV_TABLE_MAP, node->inode.ino, number);
 }
 
-int kv_view_segment(struct kv_view *view, const struct kv_node *node, uint64_t number,
+int kv_view_segment(struct kv_view *view, const struct kv_index_node *node, uint64_t number,
 	struct kv_map_reader *ret_reader)
 {
 	struct kv_value value = {.data = node->tail, .size = node->tail_size};
@@ -26,7 +26,7 @@ int kv_view_segment(struct kv_view *view, const struct kv_node *node, uint64_t n
 	return 1;
 }
 
-int kv_view_next_segment(struct kv_view *view, const struct kv_node *node, uint64_t *number)
+int kv_view_next_segment(struct kv_view *view, const struct kv_index_node *node, uint64_t *number)
 {
 	struct kv_key key = segment_key(node, *number);
 	struct kv_value value;
@@ -42,7 +42,7 @@ int kv_view_next_segment(struct kv_view *view, const struct kv_node *node, uint6
 	return r;
 }
 
-int kv_view_next_chunk(struct kv_view *view, const struct kv_node *node,
+int kv_view_next_chunk(struct kv_view *view, const struct kv_index_node *node,
 	struct kv_map_reader *reader, struct kv_chunk *ret_chunk)
 {
 	struct kv_key key = segment_key(node, reader->segment);
@@ -60,7 +60,7 @@ struct range {
 	void *arg;
 };
 
-static int map_segment(struct kv_view *view, const struct kv_node *node, uint64_t number,
+static int map_segment(struct kv_view *view, const struct kv_index_node *node, uint64_t number,
 	const struct range *range)
 {
 	struct kv_map_reader reader;
@@ -78,7 +78,7 @@ static int map_segment(struct kv_view *view, const struct kv_node *node, uint64_
 
 static int map(struct kv_view *view, uint64_t ino, const struct range *range)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	uint64_t number = range->first / KV_SEGMENT_CHUNKS;
 	int r = kv_view_node(view, ino, &node);
 

@@ -212,7 +212,7 @@ uint64_t kv_op_new_ino(struct kv_op *op);
 /* ---- inode.c ---- */
 
 /* An inode as an operation or a view has it. */
-struct kv_node {
+struct kv_index_node {
 	struct kv_inode inode;
 	const uint8_t *tail; /* lent by the view */
 	size_t tail_size;
@@ -228,16 +228,16 @@ struct kv_node {
 		uint64_t pinned;
 	} counted;
 };
-int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_node *ret_node);
+int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_index_node *ret_node);
 /* A live directory: -ENOTDIR, and -ENOENT also for one that was removed or retired. */
-int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_node *ret_node);
+int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_index_node *ret_node);
 /* Writes it to the layer that its KV_INODE_HELD says, and keeps its place in the use order right.
  */
-int kv_op_put_node(struct kv_op *op, struct kv_node *node);
+int kv_op_put_node(struct kv_op *op, struct kv_index_node *node);
 /* Removes the record and the place in the use order, and counts. */
-int kv_op_drop_node(struct kv_op *op, struct kv_node *node);
+int kv_op_drop_node(struct kv_op *op, struct kv_index_node *node);
 
-static inline bool kv_node_is_held(const struct kv_node *node)
+static inline bool kv_index_node_is_held(const struct kv_index_node *node)
 {
 	return node->inode.flags & KV_INODE_HELD;
 }
@@ -263,7 +263,7 @@ int kv_view_entry_at(
 	struct kv_view *view, const struct kv_place *place, struct kv_entry *ret_entry);
 /* The inode that ENTRY names: -EUCLEAN if it is gone or of another type. */
 int kv_view_entry_node(
-	struct kv_view *view, const struct kv_entry *entry, struct kv_node *ret_node);
+	struct kv_view *view, const struct kv_entry *entry, struct kv_index_node *ret_node);
 /* A free place for NAME: -EEXIST, or -ENOSPC if its hash has none left. */
 int kv_view_free_place(struct kv_view *view, uint64_t parent, const struct kv_name *name,
 	struct kv_place *ret_place);
@@ -281,24 +281,24 @@ struct kv_link_walk {
 	uint64_t next; /* key of the next further link */
 };
 /* 1: ret_place is the next link of NODE; 0: no more. Works while links are removed. */
-int kv_view_next_link(struct kv_view *view, const struct kv_node *node, struct kv_link_walk *walk,
-	struct kv_place *ret_place);
+int kv_view_next_link(struct kv_view *view, const struct kv_index_node *node,
+	struct kv_link_walk *walk, struct kv_place *ret_place);
 /* 0 if the inode has a link at PLACE, else -ENOENT. */
 int kv_view_has_link(
-	struct kv_view *view, const struct kv_node *node, const struct kv_place *place);
+	struct kv_view *view, const struct kv_index_node *node, const struct kv_place *place);
 /* These change NODE's place and link count (not of directories), not its record. */
-int kv_op_add_link(struct kv_op *op, struct kv_node *node, const struct kv_place *place);
-int kv_op_remove_link(struct kv_op *op, struct kv_node *node, const struct kv_place *place);
-int kv_op_move_link(struct kv_op *op, struct kv_node *node, const struct kv_place *from,
+int kv_op_add_link(struct kv_op *op, struct kv_index_node *node, const struct kv_place *place);
+int kv_op_remove_link(struct kv_op *op, struct kv_index_node *node, const struct kv_place *place);
+int kv_op_move_link(struct kv_op *op, struct kv_index_node *node, const struct kv_place *from,
 	const struct kv_place *to);
 /* DIRECTORY has one subdirectory more (1) or less (-1): changes its link count. */
-int kv_op_count_subdirectory(struct kv_op *op, struct kv_node *directory, int by);
+int kv_op_count_subdirectory(struct kv_op *op, struct kv_index_node *directory, int by);
 /* NODE, which has no link left, waits for kv_index_reap from now on. */
-int kv_op_make_orphan(struct kv_op *op, struct kv_node *node);
+int kv_op_make_orphan(struct kv_op *op, struct kv_index_node *node);
 /* Writes NODE after a link was removed: as an orphan if that was the last. */
-int kv_op_put_unlinked(struct kv_op *op, struct kv_node *node);
+int kv_op_put_unlinked(struct kv_op *op, struct kv_index_node *node);
 
-static inline void kv_node_changed(struct kv_node *directory, int64_t now_ns)
+static inline void kv_index_node_changed(struct kv_index_node *directory, int64_t now_ns)
 {
 	directory->inode.mtime_ns = now_ns;
 	directory->inode.ctime_ns = now_ns;
@@ -312,14 +312,14 @@ void kv_domains_free(struct kv_index *index);
 /* The change of DOMAIN by this operation, to be added to; NULL if memory is short. */
 struct kv_domain_change *kv_op_domain(struct kv_op *op, uint32_t domain);
 /* Notes what NODE counts from now on, or, with GONE, that it counts nothing any more. */
-int kv_op_count_node(struct kv_op *op, struct kv_node *node, bool gone);
-void kv_node_init_counted(struct kv_node *node);
+int kv_op_count_node(struct kv_op *op, struct kv_index_node *node, bool gone);
+void kv_index_node_init_counted(struct kv_index_node *node);
 /* NODE, a directory, is removed: if it carries a quota, that ends. */
-int kv_op_end_domain(struct kv_op *op, const struct kv_node *node);
+int kv_op_end_domain(struct kv_op *op, const struct kv_index_node *node);
 /* Whether the directory carries a quota. Under the lock. */
-bool kv_node_is_domain(const struct kv_index *index, const struct kv_node *node);
+bool kv_index_node_is_domain(const struct kv_index *index, const struct kv_index_node *node);
 /* NODE goes to DOMAIN: -EDQUOT if it could never fit there, or its pin does not. */
-int kv_op_move_node(struct kv_op *op, struct kv_node *node, uint32_t domain);
+int kv_op_move_node(struct kv_op *op, struct kv_index_node *node, uint32_t domain);
 void kv_domain_op_end(struct kv_op *op, bool applied);
 /* Writes changed domains to the pending layer. Index lock held exclusively. */
 int kv_domains_collect(struct kv_index *index);
@@ -329,15 +329,16 @@ int kv_domain_padding(uint32_t domain, int (*call)(void *arg, const struct kv_ke
 /* ---- xattr.c ---- */
 
 /* Gives TO, which has none, the attributes of FROM, in the same layer. */
-int kv_op_copy_xattrs(struct kv_op *op, const struct kv_node *from, const struct kv_node *to);
+int kv_op_copy_xattrs(
+	struct kv_op *op, const struct kv_index_node *from, const struct kv_index_node *to);
 /* Sets an attribute of NODE, whose record is not written. */
-int kv_op_set_xattr(struct kv_op *op, const struct kv_node *node, const char *name,
+int kv_op_set_xattr(struct kv_op *op, const struct kv_index_node *node, const char *name,
 	const void *value, size_t size);
 /* An attribute's value, lent by the view: 0, or -ENODATA. */
 int kv_view_xattr(struct kv_view *view, uint64_t ino, const char *name, const void **ret_value,
 	size_t *ret_size);
 
-int kv_op_drop_xattrs(struct kv_op *op, const struct kv_node *node);
+int kv_op_drop_xattrs(struct kv_op *op, const struct kv_index_node *node);
 
 /* ---- space.c and space_op.c ---- */
 
@@ -369,7 +370,7 @@ struct kv_drops {
 };
 int kv_drops_add(struct kv_drops *drops, const struct kv_chunk *chunk);
 /* NODE loses a chunk: takes its blocks off the inode's count. */
-int kv_op_count_blocks(struct kv_op *op, struct kv_node *node, const struct kv_chunk *gone);
+int kv_op_count_blocks(struct kv_op *op, struct kv_index_node *node, const struct kv_chunk *gone);
 /* Drops the references; what was the last one of its extent stays in the list. */
 int kv_op_drop_extents(struct kv_op *op, struct kv_drops *drops);
 /* After kv_op_end with R: the list becomes ret_freed, or is forgotten. Returns R. */
@@ -387,12 +388,12 @@ static inline uint64_t kv_chunk_blocks(const struct kv_chunk *chunk)
 
 /* Begins to read segment NUMBER of a node's map: 1, or 0 if it has none there. READER lends the
  * data. */
-int kv_view_segment(struct kv_view *view, const struct kv_node *node, uint64_t number,
+int kv_view_segment(struct kv_view *view, const struct kv_index_node *node, uint64_t number,
 	struct kv_map_reader *ret_reader);
 /* The number of the first segment at or behind *NUMBER that has a record: 1, or 0. */
-int kv_view_next_segment(struct kv_view *view, const struct kv_node *node, uint64_t *number);
+int kv_view_next_segment(struct kv_view *view, const struct kv_index_node *node, uint64_t *number);
 /* kv_map_next, with the damage logged. */
-int kv_view_next_chunk(struct kv_view *view, const struct kv_node *node,
+int kv_view_next_chunk(struct kv_view *view, const struct kv_index_node *node,
 	struct kv_map_reader *reader, struct kv_chunk *ret_chunk);
 
 /* ---- commit.c ---- */

@@ -8,7 +8,7 @@
 
 /* Published files with a name are in the use order unless they are pinned, and quarantined ones
  * until they are evicted. */
-static bool node_belongs_in_order(const struct kv_node *node)
+static bool node_belongs_in_order(const struct kv_index_node *node)
 {
 	const struct kv_inode *inode = &node->inode;
 
@@ -16,7 +16,7 @@ static bool node_belongs_in_order(const struct kv_node *node)
 	       (inode->nlink > 0 || (inode->flags & KV_INODE_QUARANTINED && !node->orphan));
 }
 
-static uint64_t node_order(const struct kv_node *node)
+static uint64_t node_order(const struct kv_index_node *node)
 {
 	unsigned use_class = node->inode.flags & KV_INODE_READ ? KV_USE_READ : KV_USE_UNREAD;
 
@@ -24,7 +24,7 @@ static uint64_t node_order(const struct kv_node *node)
 }
 
 /* Only an inode without a name can be an orphan: spare the others the look. */
-static int node_load_state(struct kv_view *view, struct kv_node *node)
+static int node_load_state(struct kv_view *view, struct kv_index_node *node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_ORPHAN, node->inode.ino);
 	struct kv_value value;
@@ -33,15 +33,15 @@ static int node_load_state(struct kv_view *view, struct kv_node *node)
 	node->orphan = r == 0;
 	node->ordered = node_belongs_in_order(node);
 	node->order = node_order(node);
-	kv_node_init_counted(node);
+	kv_index_node_init_counted(node);
 	return r == -ENOENT ? 0 : r;
 }
 
-int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_node *ret_node)
+int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_index_node *ret_node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, ino);
 	struct kv_value value;
-	struct kv_node node = {0};
+	struct kv_index_node node = {0};
 	size_t head;
 	int r = kv_view_get(view, &key, &value);
 
@@ -60,9 +60,9 @@ int kv_view_node(struct kv_view *view, uint64_t ino, struct kv_node *ret_node)
 	return 0;
 }
 
-int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_node *ret_node)
+int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_index_node *ret_node)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(view, ino, &node);
 
 	if (r < 0)
@@ -75,7 +75,7 @@ int kv_view_directory(struct kv_view *view, uint64_t ino, struct kv_node *ret_no
 	return 0;
 }
 
-static int op_order(struct kv_op *op, struct kv_node *node, bool ordered)
+static int op_order(struct kv_op *op, struct kv_index_node *node, bool ordered)
 {
 	uint64_t order = node_order(node);
 	struct kv_key old = kv_key_pair(KV_TABLE_USE, node->order, node->inode.ino);
@@ -91,13 +91,13 @@ static int op_order(struct kv_op *op, struct kv_node *node, bool ordered)
 	return 0;
 }
 
-int kv_op_put_node(struct kv_op *op, struct kv_node *node)
+int kv_op_put_node(struct kv_op *op, struct kv_index_node *node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
 	uint8_t head[KV_INODE_HEAD_MAX];
 	size_t size = kv_inode_encode(&node->inode, head);
 	struct kv_record *record =
-		kv_record_new(kv_node_is_held(node) ? KV_RECORD_HELD : KV_RECORD_VALUE, &key,
+		kv_record_new(kv_index_node_is_held(node) ? KV_RECORD_HELD : KV_RECORD_VALUE, &key,
 			size + node->tail_size);
 	int r;
 
@@ -113,7 +113,7 @@ int kv_op_put_node(struct kv_op *op, struct kv_node *node)
 	return r < 0 ? r : kv_op_count_node(op, node, false);
 }
 
-int kv_op_drop_node(struct kv_op *op, struct kv_node *node)
+int kv_op_drop_node(struct kv_op *op, struct kv_index_node *node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
 	int r = op_order(op, node, false);
@@ -122,11 +122,11 @@ int kv_op_drop_node(struct kv_op *op, struct kv_node *node)
 		r = kv_op_count_node(op, node, true);
 	if (r < 0)
 		return r;
-	if (kv_node_is_held(node))
+	if (kv_index_node_is_held(node))
 		op->held_inodes--;
 	else
 		op->inodes--;
-	return kv_op_drop(op, &key, kv_node_is_held(node));
+	return kv_op_drop(op, &key, kv_index_node_is_held(node));
 }
 
 /* ---- Reading ---- */
@@ -134,7 +134,7 @@ int kv_op_drop_node(struct kv_op *op, struct kv_node *node)
 int kv_index_get(struct kv_index *index, uint64_t ino, struct kv_inode *ret_inode)
 {
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r;
 
 	kv_view_begin(&view, index);
@@ -148,7 +148,7 @@ int kv_index_get(struct kv_index *index, uint64_t ino, struct kv_inode *ret_inod
 ssize_t kv_index_readlink(struct kv_index *index, uint64_t ino, char *ret_target, size_t size)
 {
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	ssize_t r;
 
 	kv_view_begin(&view, index);
@@ -185,7 +185,7 @@ int kv_index_change(struct kv_index *index, uint64_t ino, const struct kv_change
 	struct kv_inode *ret_inode)
 {
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_op_begin(&op, index);
 
 	if (r < 0)

@@ -12,14 +12,14 @@ static bool place_equal(const struct kv_place *a, const struct kv_place *b)
 	return a->parent == b->parent && a->cookie == b->cookie;
 }
 
-static bool node_first_is(const struct kv_node *node, const struct kv_place *place)
+static bool node_first_is(const struct kv_index_node *node, const struct kv_place *place)
 {
 	return node->inode.cookie != 0 && node->inode.parent == place->parent &&
 	       node->inode.cookie == place->cookie;
 }
 
-static struct kv_key link_base(
-	const struct kv_index *index, const struct kv_node *node, const struct kv_place *place)
+static struct kv_key link_base(const struct kv_index *index, const struct kv_index_node *node,
+	const struct kv_place *place)
 {
 	uint8_t data[KV_LINK_RECORD_SIZE];
 
@@ -51,8 +51,8 @@ static int link_find(struct kv_view *view, const struct kv_key *base, const stru
 	return place ? -ENOENT : -ENOSPC;
 }
 
-int kv_view_next_link(struct kv_view *view, const struct kv_node *node, struct kv_link_walk *walk,
-	struct kv_place *ret_place)
+int kv_view_next_link(struct kv_view *view, const struct kv_index_node *node,
+	struct kv_link_walk *walk, struct kv_place *ret_place)
 {
 	struct kv_key key = kv_key_pair(KV_TABLE_LINK, node->inode.ino, walk->next);
 	struct kv_value value;
@@ -73,7 +73,8 @@ int kv_view_next_link(struct kv_view *view, const struct kv_node *node, struct k
 	return 1;
 }
 
-int kv_view_has_link(struct kv_view *view, const struct kv_node *node, const struct kv_place *place)
+int kv_view_has_link(
+	struct kv_view *view, const struct kv_index_node *node, const struct kv_place *place)
 {
 	struct kv_key base = link_base(view->index, node, place);
 	struct kv_key key;
@@ -81,7 +82,8 @@ int kv_view_has_link(struct kv_view *view, const struct kv_node *node, const str
 	return node_first_is(node, place) ? 0 : link_find(view, &base, place, &key);
 }
 
-static int op_put_link(struct kv_op *op, const struct kv_node *node, const struct kv_place *place)
+static int op_put_link(
+	struct kv_op *op, const struct kv_index_node *node, const struct kv_place *place)
 {
 	struct kv_key base = link_base(op->index, node, place);
 	struct kv_key key;
@@ -90,7 +92,7 @@ static int op_put_link(struct kv_op *op, const struct kv_node *node, const struc
 
 	if (r < 0)
 		return r;
-	data = kv_op_put(op, &key, KV_LINK_RECORD_SIZE, kv_node_is_held(node));
+	data = kv_op_put(op, &key, KV_LINK_RECORD_SIZE, kv_index_node_is_held(node));
 	if (!data)
 		return -ENOMEM;
 	kv_link_encode(place, data);
@@ -98,7 +100,8 @@ static int op_put_link(struct kv_op *op, const struct kv_node *node, const struc
 }
 
 /* -EUCLEAN: a name without its link. */
-static int op_drop_link(struct kv_op *op, const struct kv_node *node, const struct kv_place *place)
+static int op_drop_link(
+	struct kv_op *op, const struct kv_index_node *node, const struct kv_place *place)
 {
 	struct kv_key base = link_base(op->index, node, place);
 	struct kv_key key;
@@ -106,10 +109,10 @@ static int op_drop_link(struct kv_op *op, const struct kv_node *node, const stru
 
 	if (r == -ENOENT)
 		return kv_index_damaged(op->index, &base, "missing link");
-	return r < 0 ? r : kv_op_drop(op, &key, kv_node_is_held(node));
+	return r < 0 ? r : kv_op_drop(op, &key, kv_index_node_is_held(node));
 }
 
-int kv_op_add_link(struct kv_op *op, struct kv_node *node, const struct kv_place *place)
+int kv_op_add_link(struct kv_op *op, struct kv_index_node *node, const struct kv_place *place)
 {
 	assert(!S_ISDIR(node->inode.mode));
 	if (node->inode.cookie != 0) {
@@ -126,10 +129,10 @@ int kv_op_add_link(struct kv_op *op, struct kv_node *node, const struct kv_place
 }
 
 /* The first of the further links becomes the link in the inode. */
-static int op_promote_link(struct kv_op *op, struct kv_node *node)
+static int op_promote_link(struct kv_op *op, struct kv_index_node *node)
 {
 	struct kv_link_walk walk = {.first_done = true};
-	struct kv_node directory;
+	struct kv_index_node directory;
 	struct kv_place place;
 	int r = kv_view_next_link(&op->view, node, &walk, &place);
 
@@ -151,7 +154,7 @@ static int op_promote_link(struct kv_op *op, struct kv_node *node)
 	return 0;
 }
 
-int kv_op_remove_link(struct kv_op *op, struct kv_node *node, const struct kv_place *place)
+int kv_op_remove_link(struct kv_op *op, struct kv_index_node *node, const struct kv_place *place)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
 	int r = node_first_is(node, place) ? op_promote_link(op, node)
@@ -170,7 +173,7 @@ int kv_op_remove_link(struct kv_op *op, struct kv_node *node, const struct kv_pl
 	return 0;
 }
 
-int kv_op_move_link(struct kv_op *op, struct kv_node *node, const struct kv_place *from,
+int kv_op_move_link(struct kv_op *op, struct kv_index_node *node, const struct kv_place *from,
 	const struct kv_place *to)
 {
 	int r;
@@ -184,7 +187,7 @@ int kv_op_move_link(struct kv_op *op, struct kv_node *node, const struct kv_plac
 	return r < 0 ? r : op_put_link(op, node, to);
 }
 
-int kv_op_count_subdirectory(struct kv_op *op, struct kv_node *directory, int by)
+int kv_op_count_subdirectory(struct kv_op *op, struct kv_index_node *directory, int by)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, directory->inode.ino);
 
@@ -194,17 +197,17 @@ int kv_op_count_subdirectory(struct kv_op *op, struct kv_node *directory, int by
 	return 0;
 }
 
-int kv_op_make_orphan(struct kv_op *op, struct kv_node *node)
+int kv_op_make_orphan(struct kv_op *op, struct kv_index_node *node)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_ORPHAN, node->inode.ino);
 
 	assert(node->inode.nlink == 0 && node->inode.cookie == 0);
 	node->orphan = true;
 	node->inode.flags &= ~KV_INODE_PINNED;
-	return kv_op_put(op, &key, 0, kv_node_is_held(node)) ? 0 : -ENOMEM;
+	return kv_op_put(op, &key, 0, kv_index_node_is_held(node)) ? 0 : -ENOMEM;
 }
 
-int kv_op_put_unlinked(struct kv_op *op, struct kv_node *node)
+int kv_op_put_unlinked(struct kv_op *op, struct kv_index_node *node)
 {
 	int r = node->inode.nlink == 0 ? kv_op_make_orphan(op, node) : 0;
 

@@ -30,13 +30,13 @@ static int make_check(const struct kv_make *make)
 	return kv_name_check(&name);
 }
 
-static struct kv_node make_node(const struct kv_make *make, uint64_t ino,
-	const struct kv_place *place, const struct kv_node *directory)
+static struct kv_index_node make_node(const struct kv_make *make, uint64_t ino,
+	const struct kv_place *place, const struct kv_index_node *directory)
 {
 	bool link = S_ISLNK(make->mode);
 	uint32_t pinned = link ? 0 : directory->inode.flags & KV_INODE_PINNED;
 
-	return (struct kv_node){
+	return (struct kv_index_node){
 		.inode =
 			{
 				.ino = ino,
@@ -60,11 +60,11 @@ static struct kv_node make_node(const struct kv_make *make, uint64_t ino,
 	};
 }
 
-static int make(struct kv_op *op, const struct kv_make *make, struct kv_node *ret_node)
+static int make(struct kv_op *op, const struct kv_make *make, struct kv_index_node *ret_node)
 {
 	const struct kv_name name = {make->name, make->length};
 	struct kv_entry entry = {.held = make->hold};
-	struct kv_node directory;
+	struct kv_index_node directory;
 	int r = kv_view_directory(&op->view, make->parent, &directory);
 
 	if (r == 0)
@@ -78,7 +78,7 @@ static int make(struct kv_op *op, const struct kv_make *make, struct kv_node *re
 		.name = make->name,
 		.length = make->length,
 	};
-	kv_node_changed(&directory, make->now_ns);
+	kv_index_node_changed(&directory, make->now_ns);
 	if (S_ISDIR(make->mode))
 		directory.inode.nlink++;
 	if (make->hold)
@@ -94,7 +94,7 @@ static int make(struct kv_op *op, const struct kv_make *make, struct kv_node *re
 int kv_index_make(struct kv_index *index, const struct kv_make *what, struct kv_inode *ret_inode)
 {
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = make_check(what);
 
 	if (r == 0)
@@ -110,7 +110,7 @@ int kv_index_make(struct kv_index *index, const struct kv_make *what, struct kv_
 /* ---- Linking ---- */
 
 static int link_name(
-	struct kv_op *op, struct kv_node *node, const struct kv_entry *entry, int64_t now_ns)
+	struct kv_op *op, struct kv_index_node *node, const struct kv_entry *entry, int64_t now_ns)
 {
 	int r = kv_op_add_link(op, node, &entry->place);
 
@@ -120,7 +120,7 @@ static int link_name(
 	return r < 0 ? r : kv_op_put_node(op, node);
 }
 
-static int link_check(const struct kv_node *node)
+static int link_check(const struct kv_index_node *node)
 {
 	if (S_ISDIR(node->inode.mode))
 		return -EPERM;
@@ -134,8 +134,8 @@ int kv_index_link(struct kv_index *index, uint64_t ino, uint64_t parent, const c
 {
 	const struct kv_name what = {name, length};
 	struct kv_op op;
-	struct kv_node node;
-	struct kv_node directory;
+	struct kv_index_node node;
+	struct kv_index_node directory;
 	struct kv_entry entry = {.record = {.ino = ino, .name = name, .length = length}};
 	int r = kv_name_check(&what);
 
@@ -152,8 +152,8 @@ int kv_index_link(struct kv_index *index, uint64_t ino, uint64_t parent, const c
 		r = kv_view_free_place(&op.view, parent, &what, &entry.place);
 	if (r == 0) {
 		entry.record.type = node.inode.mode & S_IFMT;
-		entry.held = kv_node_is_held(&node);
-		kv_node_changed(&directory, now_ns);
+		entry.held = kv_index_node_is_held(&node);
+		kv_index_node_changed(&directory, now_ns);
 		r = link_name(&op, &node, &entry, now_ns);
 	}
 	if (r == 0)
@@ -174,7 +174,8 @@ struct unlink {
 	int64_t now_ns;
 };
 
-static int unlink_check(struct kv_op *op, const struct unlink *unlink, const struct kv_node *node)
+static int unlink_check(
+	struct kv_op *op, const struct unlink *unlink, const struct kv_index_node *node)
 {
 	bool is_directory = S_ISDIR(node->inode.mode);
 	int r;
@@ -187,9 +188,9 @@ static int unlink_check(struct kv_op *op, const struct unlink *unlink, const str
 	return r == 0 ? -ENOTEMPTY : r < 0 ? r : 0;
 }
 
-static int unlink_name(struct kv_op *op, const struct unlink *unlink, struct kv_node *node)
+static int unlink_name(struct kv_op *op, const struct unlink *unlink, struct kv_index_node *node)
 {
-	struct kv_node directory;
+	struct kv_index_node directory;
 	struct kv_entry entry;
 	int r = kv_view_directory(&op->view, unlink->parent, &directory);
 
@@ -206,7 +207,7 @@ static int unlink_name(struct kv_op *op, const struct unlink *unlink, struct kv_
 	if (r < 0)
 		return r;
 	node->inode.ctime_ns = unlink->now_ns;
-	kv_node_changed(&directory, unlink->now_ns);
+	kv_index_node_changed(&directory, unlink->now_ns);
 	if (unlink->directory)
 		r = kv_op_count_subdirectory(op, &directory, -1);
 	if (r == 0 && unlink->directory)
@@ -227,7 +228,7 @@ int kv_index_unlink(struct kv_index *index, uint64_t parent, const char *name, s
 		.now_ns = now_ns,
 	};
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_name_check(&unlink.name);
 
 	if (r == 0)

@@ -7,7 +7,7 @@
 struct publish {
 	struct kv_op *op;
 	const struct kv_content *content;
-	struct kv_node node;
+	struct kv_index_node node;
 	uint64_t limit; /* chunks that the new size has */
 	size_t next;    /* first listed chunk that has not been written to the map */
 	struct kv_drops drops;
@@ -40,7 +40,7 @@ int kv_drops_add(struct kv_drops *drops, const struct kv_chunk *chunk)
 	return 0;
 }
 
-int kv_op_count_blocks(struct kv_op *op, struct kv_node *node, const struct kv_chunk *gone)
+int kv_op_count_blocks(struct kv_op *op, struct kv_index_node *node, const struct kv_chunk *gone)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_INODE, node->inode.ino);
 	uint64_t blocks = kv_chunk_blocks(gone);
@@ -188,7 +188,8 @@ static int segment_put(struct publish *publish, uint64_t number, bool had_record
 }
 
 /* Merges the old segment with what is listed for it. OLD_NODE still has the old tail. */
-static int publish_segment(struct publish *publish, const struct kv_node *old_node, uint64_t number)
+static int publish_segment(
+	struct publish *publish, const struct kv_index_node *old_node, uint64_t number)
 {
 	struct kv_view *view = &publish->op->view;
 	struct kv_map_reader reader;
@@ -222,7 +223,7 @@ static int publish_segment(struct publish *publish, const struct kv_node *old_no
 
 /* The next segment at or behind AT to make: segment 0 always, those listed, old ones that change.
  */
-static int next_segment(struct publish *publish, const struct kv_node *old_node, uint64_t *at)
+static int next_segment(struct publish *publish, const struct kv_index_node *old_node, uint64_t *at)
 {
 	const struct kv_chunk *listed = next_listed(publish);
 	uint64_t cut = publish->content->replace ? 0 : publish->limit / KV_SEGMENT_CHUNKS;
@@ -243,7 +244,7 @@ static int next_segment(struct publish *publish, const struct kv_node *old_node,
 
 static int publish_map(struct publish *publish)
 {
-	struct kv_node old_node = publish->node;
+	struct kv_index_node old_node = publish->node;
 	uint64_t at = 0;
 	int r;
 
@@ -297,7 +298,7 @@ static int unhold_table(struct kv_op *op, enum kv_table table, uint64_t ino)
 	return r;
 }
 
-static int unhold_names(struct kv_op *op, const struct kv_node *node)
+static int unhold_names(struct kv_op *op, const struct kv_index_node *node)
 {
 	struct kv_link_walk walk = {0};
 	struct kv_place place;
@@ -316,7 +317,7 @@ static int unhold_names(struct kv_op *op, const struct kv_node *node)
 	return r;
 }
 
-static int unhold(struct kv_op *op, struct kv_node *node)
+static int unhold(struct kv_op *op, struct kv_index_node *node)
 {
 	int r = unhold_names(op, node);
 
@@ -375,7 +376,7 @@ static void publish_attributes(struct publish *publish)
 static int publish_inode(struct publish *publish, uint64_t ino)
 {
 	struct kv_op *op = publish->op;
-	struct kv_node *node = &publish->node;
+	struct kv_index_node *node = &publish->node;
 	int r = kv_view_node(&op->view, ino, node);
 
 	if (r < 0)
@@ -390,7 +391,7 @@ static int publish_inode(struct publish *publish, uint64_t ino)
 		r = publish_map(publish);
 	if (r == 0)
 		r = kv_op_drop_extents(op, &publish->drops);
-	if (r == 0 && kv_node_is_held(node))
+	if (r == 0 && kv_index_node_is_held(node))
 		r = unhold(op, node);
 	if (r < 0)
 		return r;

@@ -53,7 +53,7 @@ static int put_domain(struct kv_op *op, uint32_t number, const struct kv_domain_
 }
 
 static int domain_begin(
-	struct kv_op *op, struct kv_node *node, uint64_t limit, uint32_t *ret_number)
+	struct kv_op *op, struct kv_index_node *node, uint64_t limit, uint32_t *ret_number)
 {
 	const struct kv_domain_change fields = {
 		.state = KV_DOMAIN_ADOPTING, .ino = node->inode.ino, .limit = limit};
@@ -68,7 +68,7 @@ static int domain_begin(
 	return r < 0 ? r : kv_op_put_node(op, node);
 }
 
-static int domain_change(struct kv_op *op, const struct kv_node *node, uint64_t limit)
+static int domain_change(struct kv_op *op, const struct kv_index_node *node, uint64_t limit)
 {
 	const struct kv_domain *domain = &op->index->domains[node->inode.domain];
 	const struct kv_domain_change fields = {
@@ -83,7 +83,7 @@ static int domain_change(struct kv_op *op, const struct kv_node *node, uint64_t 
 }
 
 /* The directory itself leaves at once, what is below it follows. */
-static int domain_end(struct kv_op *op, struct kv_node *node)
+static int domain_end(struct kv_op *op, struct kv_index_node *node)
 {
 	uint32_t number = node->inode.domain;
 	const struct kv_domain_change fields = {
@@ -91,7 +91,7 @@ static int domain_end(struct kv_op *op, struct kv_node *node)
 		.ino = node->inode.ino,
 		.limit = UINT64_MAX >> 1,
 	};
-	struct kv_node parent;
+	struct kv_index_node parent;
 	int r = kv_view_directory(&op->view, node->inode.parent, &parent);
 
 	if (r == 0)
@@ -117,7 +117,7 @@ static bool has_leaving(const struct kv_index *index, uint64_t ino)
 
 static int quota_set(struct kv_op *op, uint64_t ino, uint64_t limit, uint32_t *ret_number)
 {
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_directory(&op->view, ino, &node);
 
 	if (r < 0)
@@ -125,7 +125,7 @@ static int quota_set(struct kv_op *op, uint64_t ino, uint64_t limit, uint32_t *r
 	if (ino == KV_ROOT_INO)
 		return -EINVAL;
 	*ret_number = node.inode.domain;
-	if (kv_node_is_domain(op->index, &node))
+	if (kv_index_node_is_domain(op->index, &node))
 		return limit != 0 ? domain_change(op, &node, limit) : domain_end(op, &node);
 	if (has_leaving(op->index, ino))
 		return -EBUSY;
@@ -158,7 +158,7 @@ struct step {
 	uint32_t target; /* whom everybody below it joins */
 };
 
-static int step_join(struct step *step, struct kv_node *node)
+static int step_join(struct step *step, struct kv_index_node *node)
 {
 	int r;
 
@@ -177,7 +177,7 @@ static int step_entry(struct step *step, const struct kv_key *key)
 	struct kv_quota_walk *walk = step->walk;
 	const struct kv_place place = {kv_key_a(key), kv_key_b(key)};
 	struct kv_entry entry;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_entry_at(&step->op->view, &place, &entry);
 
 	if (r == 0)
@@ -186,7 +186,7 @@ static int step_entry(struct step *step, const struct kv_key *key)
 		return r;
 	walk->cookie = place.cookie;
 	if (S_ISDIR(node.inode.mode)) {
-		if (kv_node_is_domain(step->op->index, &node))
+		if (kv_index_node_is_domain(step->op->index, &node))
 			return 1;
 		walk->ino = node.inode.ino;
 		walk->cookie = 0;
@@ -200,7 +200,7 @@ static int step_entry(struct step *step, const struct kv_key *key)
 static int step_up(struct step *step)
 {
 	struct kv_quota_walk *walk = step->walk;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r;
 
 	if (walk->ino == step->top)
@@ -209,7 +209,8 @@ static int step_up(struct step *step)
 	if (r < 0 && r != -ENOENT)
 		return r;
 	/* Removed meanwhile, or moved to where the walk has no business: the next pass decides. */
-	if (r == -ENOENT || node.inode.cookie == 0 || kv_node_is_domain(step->op->index, &node)) {
+	if (r == -ENOENT || node.inode.cookie == 0 ||
+		kv_index_node_is_domain(step->op->index, &node)) {
 		walk->moved++;
 		return 0;
 	}
@@ -263,7 +264,7 @@ static int quota_step(struct kv_op *op, uint32_t number, struct kv_quota_walk *w
 	const struct kv_domain *domain = &op->index->domains[number];
 	uint32_t state = atomic_load(&domain->state);
 	struct step step = {.op = op, .walk = walk, .top = atomic_load(&domain->ino)};
-	struct kv_node top;
+	struct kv_index_node top;
 	int r;
 
 	if (state != KV_DOMAIN_ADOPTING && state != KV_DOMAIN_LEAVING)
@@ -343,7 +344,7 @@ int kv_index_pin_check(struct kv_index *index, uint32_t domain, uint64_t growth)
 		       : 0;
 }
 
-static int pin_allowed(struct kv_index *index, const struct kv_node *node, bool privileged)
+static int pin_allowed(struct kv_index *index, const struct kv_index_node *node, bool privileged)
 {
 	uint64_t blocks = S_ISREG(node->inode.mode) ? node->inode.blocks : 0;
 	int r = kv_index_pin_check(index, node->inode.domain, blocks);
@@ -355,7 +356,7 @@ static int pin_allowed(struct kv_index *index, const struct kv_node *node, bool 
 	return r;
 }
 
-static int op_pin(struct kv_op *op, struct kv_node *node, bool pin, bool privileged)
+static int op_pin(struct kv_op *op, struct kv_index_node *node, bool pin, bool privileged)
 {
 	bool pinned = node->inode.flags & KV_INODE_PINNED;
 	int r = 0;
@@ -379,7 +380,7 @@ int kv_index_pin(
 	struct kv_index *index, uint64_t ino, bool pin, bool privileged, struct kv_inode *ret_inode)
 {
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_op_begin(&op, index);
 
 	if (r < 0)

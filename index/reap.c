@@ -6,7 +6,7 @@
 
 struct reap {
 	struct kv_op *op;
-	struct kv_node node;
+	struct kv_index_node node;
 	struct kv_drops drops;
 	uint32_t chunks; /* worked off */
 };
@@ -61,7 +61,7 @@ static int reap_rest(struct reap *reap)
 	int r = kv_op_drop_xattrs(reap->op, &reap->node);
 
 	if (r == 0)
-		r = kv_op_drop(reap->op, &key, kv_node_is_held(&reap->node));
+		r = kv_op_drop(reap->op, &key, kv_index_node_is_held(&reap->node));
 	return r < 0 ? r : kv_op_drop_node(reap->op, &reap->node);
 }
 

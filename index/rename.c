@@ -8,16 +8,16 @@
 /* One side of a rename: a name, and what it names. */
 struct side {
 	struct kv_name name;
-	struct kv_node *directory; /* both sides may share it */
+	struct kv_index_node *directory; /* both sides may share it */
 	struct kv_entry entry;
-	struct kv_node node;
+	struct kv_index_node node;
 	bool exists;
 };
 
 struct renaming {
 	struct kv_op *op;
 	const struct kv_rename *rename;
-	struct kv_node directories[2];
+	struct kv_index_node directories[2];
 	struct side from;
 	struct side to;
 };
@@ -61,7 +61,7 @@ static int subtree_check(struct renaming *renaming, uint64_t ino, const struct s
 	struct kv_index *index = renaming->op->index;
 	/* No path is longer than there are inodes; a damaged index may have a circle. */
 	uint64_t steps = index->inodes + 1;
-	struct kv_node node;
+	struct kv_index_node node;
 
 	if (!S_ISDIR(side->node.inode.mode))
 		return 0;
@@ -119,7 +119,7 @@ static int renaming_check(struct renaming *renaming)
 static int change_domain(struct renaming *renaming, struct side *side, const struct side *to)
 {
 	uint32_t domain = to->directory->inode.domain;
-	struct kv_node *node = &side->node;
+	struct kv_index_node *node = &side->node;
 	const struct kv_place *place = &side->entry.place;
 	int empty;
 
@@ -129,7 +129,7 @@ static int change_domain(struct renaming *renaming, struct side *side, const str
 		return node->inode.parent == place->parent && node->inode.cookie == place->cookie
 			       ? kv_op_move_node(renaming->op, node, domain)
 			       : 0;
-	if (kv_node_is_domain(renaming->op->index, node))
+	if (kv_index_node_is_domain(renaming->op->index, node))
 		return 0;
 	/* Millions of files may be below it: the caller copies, as between filesystems. */
 	empty = kv_view_is_empty(&renaming->op->view, node->inode.ino);
@@ -152,7 +152,7 @@ static int change_domains(struct renaming *renaming)
 
 /* A directory moves from one parent to another. */
 static int move_subdirectory(struct renaming *renaming, const struct side *side,
-	struct kv_node *from, struct kv_node *to)
+	struct kv_index_node *from, struct kv_index_node *to)
 {
 	int r;
 
@@ -256,8 +256,8 @@ static int rename_names(struct renaming *renaming)
 		r = rename->flags & RENAME_EXCHANGE ? exchange(renaming) : move(renaming);
 	if (r < 0)
 		return r;
-	kv_node_changed(renaming->from.directory, rename->now_ns);
-	kv_node_changed(renaming->to.directory, rename->now_ns);
+	kv_index_node_changed(renaming->from.directory, rename->now_ns);
+	kv_index_node_changed(renaming->to.directory, rename->now_ns);
 	r = kv_op_put_node(renaming->op, renaming->from.directory);
 	if (r == 0 && renaming->to.directory != renaming->from.directory)
 		r = kv_op_put_node(renaming->op, renaming->to.directory);

@@ -6,7 +6,7 @@
 
 /* Whether the directory carries the fingerprint UNLESS: 1, 0, or an error. */
 static int has_fingerprint(
-	struct kv_op *op, const struct kv_node *node, const struct kv_retire *retire)
+	struct kv_op *op, const struct kv_index_node *node, const struct kv_retire *retire)
 {
 	const void *value;
 	size_t size;
@@ -20,9 +20,10 @@ static int has_fingerprint(
 	return r < 0 ? r : size == retire->unless_size && memcmp(value, retire->unless, size) == 0;
 }
 
-static struct kv_node fresh_node(struct kv_op *op, const struct kv_node *old, int64_t now_ns)
+static struct kv_index_node fresh_node(
+	struct kv_op *op, const struct kv_index_node *old, int64_t now_ns)
 {
-	struct kv_node node = {.inode = old->inode};
+	struct kv_index_node node = {.inode = old->inode};
 
 	node.inode.ino = kv_op_new_ino(op);
 	node.inode.nlink = 2;
@@ -32,12 +33,13 @@ static struct kv_node fresh_node(struct kv_op *op, const struct kv_node *old, in
 
 /* The quota goes over to the new directory; what is left of the old one counts until it is freed.
  */
-static int move_domain(struct kv_op *op, const struct kv_node *old, const struct kv_node *fresh)
+static int move_domain(
+	struct kv_op *op, const struct kv_index_node *old, const struct kv_index_node *fresh)
 {
 	struct kv_domain *domain = &op->index->domains[old->inode.domain];
 	struct kv_domain_change *change;
 
-	if (!kv_node_is_domain(op->index, old))
+	if (!kv_index_node_is_domain(op->index, old))
 		return kv_op_end_domain(op, old); /* one that was taken away and is still leaving */
 	change = kv_op_domain(op, old->inode.domain);
 	if (!change)
@@ -49,12 +51,12 @@ static int move_domain(struct kv_op *op, const struct kv_node *old, const struct
 	return 0;
 }
 
-static int replace(struct kv_op *op, struct kv_node *old, const struct kv_retire *retire,
-	struct kv_node *fresh)
+static int replace(struct kv_op *op, struct kv_index_node *old, const struct kv_retire *retire,
+	struct kv_index_node *fresh)
 {
 	const struct kv_place place = {old->inode.parent, old->inode.cookie};
 	struct kv_entry entry;
-	struct kv_node parent;
+	struct kv_index_node parent;
 	int r = kv_view_entry_at(&op->view, &place, &entry);
 
 	if (r == 0)
@@ -76,13 +78,14 @@ static int replace(struct kv_op *op, struct kv_node *old, const struct kv_retire
 		r = kv_op_put_node(op, fresh);
 	if (r < 0)
 		return r;
-	kv_node_changed(&parent, retire->now_ns);
+	kv_index_node_changed(&parent, retire->now_ns);
 	return kv_op_put_node(op, &parent);
 }
 
-static int retire_directory(struct kv_op *op, const struct kv_retire *retire, struct kv_node *fresh)
+static int retire_directory(
+	struct kv_op *op, const struct kv_retire *retire, struct kv_index_node *fresh)
 {
-	struct kv_node old;
+	struct kv_index_node old;
 	int r = kv_view_directory(&op->view, retire->ino, &old);
 
 	if (r < 0)
@@ -106,7 +109,7 @@ int kv_index_retire(
 	struct kv_index *index, const struct kv_retire *retire, struct kv_inode *ret_fresh)
 {
 	struct kv_op op;
-	struct kv_node fresh;
+	struct kv_index_node fresh;
 	int r;
 
 	if (retire->unless_size > KV_FINGERPRINT_MAX)
@@ -136,7 +139,7 @@ static int clear_entry(struct clear *clear, const struct kv_key *key)
 	struct kv_op *op = clear->op;
 	const struct kv_place place = {kv_key_a(key), kv_key_b(key)};
 	struct kv_entry entry;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_entry_at(&op->view, &place, &entry);
 
 	if (r == 0)
@@ -158,7 +161,7 @@ static int clear_entry(struct clear *clear, const struct kv_key *key)
 static int clear_some(struct clear *clear)
 {
 	struct kv_view *view = &clear->op->view;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_view_node(view, clear->ino, &node);
 
 	if (r < 0)

@@ -13,7 +13,7 @@ int kv_index_touch(
 	struct kv_index *index, uint64_t ino, int64_t last_use_ns, uint32_t hits, int64_t atime_ns)
 {
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = kv_op_begin(&op, index);
 
 	if (r < 0)
@@ -173,7 +173,7 @@ ssize_t kv_index_oldest(struct kv_index *index, const struct kv_index_scope *sco
 
 struct evict {
 	struct kv_op *op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int64_t expected_last_use_ns;
 	bool quarantine;
 	int64_t now_ns;
@@ -187,7 +187,7 @@ static int evict_name(struct evict *evict, const struct kv_place *place)
 {
 	struct kv_op *op = evict->op;
 	struct kv_entry entry;
-	struct kv_node directory;
+	struct kv_index_node directory;
 	int r = kv_view_entry_at(&op->view, place, &entry);
 
 	/* Which may be a retired one that is still being worked off. */
@@ -197,7 +197,7 @@ static int evict_name(struct evict *evict, const struct kv_place *place)
 		r = kv_op_drop_entry(op, &entry);
 	if (r < 0)
 		return r;
-	kv_node_changed(&directory, evict->now_ns);
+	kv_index_node_changed(&directory, evict->now_ns);
 	return kv_op_put_node(op, &directory);
 }
 
@@ -213,7 +213,7 @@ static int evict_links(struct evict *evict)
 
 		r = evict_name(evict, &place);
 		if (r == 0 && walk.next > 0)
-			r = kv_op_drop(evict->op, &key, kv_node_is_held(&evict->node));
+			r = kv_op_drop(evict->op, &key, kv_index_node_is_held(&evict->node));
 		if (r < 0)
 			return r;
 	}
@@ -222,7 +222,7 @@ static int evict_links(struct evict *evict)
 
 static int evict_inode(struct evict *evict, uint64_t ino)
 {
-	struct kv_node *node = &evict->node;
+	struct kv_index_node *node = &evict->node;
 	bool had_names;
 	int r = kv_view_node(&evict->op->view, ino, node);
 
@@ -243,7 +243,7 @@ static int evict_inode(struct evict *evict, uint64_t ino)
 	node->inode.flags &= ~KV_INODE_PINNED;
 	if (had_names)
 		node->inode.ctime_ns = evict->now_ns;
-	if (evict->quarantine && !node->orphan && !kv_node_is_held(node)) {
+	if (evict->quarantine && !node->orphan && !kv_index_node_is_held(node)) {
 		node->inode.flags |= KV_INODE_QUARANTINED;
 		node->inode.last_use_ns = OLDEST_NS;
 	} else if (!node->orphan) {
@@ -256,7 +256,7 @@ static int evict_inode(struct evict *evict, uint64_t ino)
 static void evict_tell(struct evict *evict)
 {
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	struct kv_link_walk walk = {0};
 	struct kv_place place;
 	struct kv_entry entry;

@@ -122,8 +122,8 @@ struct setting {
 	int64_t now_ns;
 };
 
-static int op_set(
-	struct kv_op *op, struct kv_node *node, const struct setting *setting, struct probe *probe)
+static int op_set(struct kv_op *op, struct kv_index_node *node, const struct setting *setting,
+	struct probe *probe)
 {
 	struct kv_xattr_record record = {probe->name, probe->length, setting->value, setting->size};
 	uint8_t *data;
@@ -138,7 +138,8 @@ static int op_set(
 	r = check_room(op, node->inode.ino, probe, setting->size);
 	if (r < 0)
 		return r;
-	data = kv_op_put(op, &probe->key, 1 + record.length + record.size, kv_node_is_held(node));
+	data = kv_op_put(
+		op, &probe->key, 1 + record.length + record.size, kv_index_node_is_held(node));
 	if (!data)
 		return -ENOMEM;
 	kv_xattr_encode(&record, data);
@@ -152,7 +153,7 @@ int kv_index_xattr_set(struct kv_index *index, uint64_t ino, const char *name, c
 	const struct setting setting = {name, value, size, flags, now_ns};
 	struct probe probe = {.name = name};
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = name_length(name, &probe.length);
 
 	if (r < 0)
@@ -177,7 +178,7 @@ ssize_t kv_index_xattr_get(
 {
 	struct probe probe = {.name = name};
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	ssize_t r = name_length(name, &probe.length);
 
 	if (r < 0)
@@ -220,7 +221,7 @@ ssize_t kv_index_xattr_list(struct kv_index *index, uint64_t ino, char *ret_name
 {
 	struct name_list list = {ret_names, size, 0};
 	struct kv_view view;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r;
 
 	kv_view_begin(&view, index);
@@ -239,7 +240,7 @@ int kv_index_xattr_remove(struct kv_index *index, uint64_t ino, const char *name
 {
 	struct probe probe = {.name = name};
 	struct kv_op op;
-	struct kv_node node;
+	struct kv_index_node node;
 	int r = name_length(name, &probe.length);
 
 	if (r == 0)
@@ -252,7 +253,7 @@ int kv_index_xattr_remove(struct kv_index *index, uint64_t ino, const char *name
 	if (r == -ENOSPC || (r == 0 && !probe.found))
 		r = -ENODATA;
 	if (r == 0)
-		r = kv_op_drop(&op, &probe.key, kv_node_is_held(&node));
+		r = kv_op_drop(&op, &probe.key, kv_index_node_is_held(&node));
 	if (r == 0) {
 		node.inode.ctime_ns = now_ns;
 		r = kv_op_put_node(&op, &node);
@@ -260,16 +261,17 @@ int kv_index_xattr_remove(struct kv_index *index, uint64_t ino, const char *name
 	return kv_op_end(&op, r);
 }
 
-int kv_op_copy_xattrs(struct kv_op *op, const struct kv_node *from, const struct kv_node *to)
+int kv_op_copy_xattrs(
+	struct kv_op *op, const struct kv_index_node *from, const struct kv_index_node *to)
 {
 	struct kv_key key = kv_key_pair(KV_TABLE_XATTR, from->inode.ino, 0);
 	struct kv_value value;
 	int r;
 
-	assert(kv_node_is_held(from) == kv_node_is_held(to));
+	assert(kv_index_node_is_held(from) == kv_index_node_is_held(to));
 	while ((r = kv_view_seek(&op->view, KV_KEY_SINGLE_SIZE, &key, &value)) == 1) {
 		struct kv_key copy = kv_key_pair(KV_TABLE_XATTR, to->inode.ino, kv_key_b(&key));
-		uint8_t *data = kv_op_put(op, &copy, value.size, kv_node_is_held(to));
+		uint8_t *data = kv_op_put(op, &copy, value.size, kv_index_node_is_held(to));
 
 		if (!data)
 			return -ENOMEM;
@@ -279,7 +281,7 @@ int kv_op_copy_xattrs(struct kv_op *op, const struct kv_node *from, const struct
 	return r;
 }
 
-int kv_op_set_xattr(struct kv_op *op, const struct kv_node *node, const char *name,
+int kv_op_set_xattr(struct kv_op *op, const struct kv_index_node *node, const char *name,
 	const void *value, size_t size)
 {
 	struct probe probe = {.name = name, .length = strlen(name)};
@@ -291,7 +293,7 @@ int kv_op_set_xattr(struct kv_op *op, const struct kv_node *node, const char *na
 		r = check_room(op, node->inode.ino, &probe, size);
 	if (r < 0)
 		return r;
-	data = kv_op_put(op, &probe.key, 1 + record.length + size, kv_node_is_held(node));
+	data = kv_op_put(op, &probe.key, 1 + record.length + size, kv_index_node_is_held(node));
 	if (!data)
 		return -ENOMEM;
 	kv_xattr_encode(&record, data);
@@ -313,14 +315,14 @@ int kv_view_xattr(struct kv_view *view, uint64_t ino, const char *name, const vo
 	return 0;
 }
 
-int kv_op_drop_xattrs(struct kv_op *op, const struct kv_node *node)
+int kv_op_drop_xattrs(struct kv_op *op, const struct kv_index_node *node)
 {
 	struct kv_key key = kv_key_pair(KV_TABLE_XATTR, node->inode.ino, 0);
 	struct kv_value value;
 	int r;
 
 	while ((r = kv_view_seek(&op->view, KV_KEY_SINGLE_SIZE, &key, &value)) == 1) {
-		r = kv_op_drop(op, &key, kv_node_is_held(node));
+		r = kv_op_drop(op, &key, kv_index_node_is_held(node));
 		if (r < 0)
 			return r;
 	}
