@@ -197,9 +197,7 @@ class Kvfs:
         end = time.monotonic() + timeout
         while not (connection := mount_device(self.mnt)):
             if self.daemon.poll() is not None:
-                status, self.daemon = self.daemon.returncode, None
-                self.log_seen = len(self.log())
-                raise MountFailed(status, self.log()[before:])
+                raise self.refused(before)
             if time.monotonic() > end:
                 self.destroy()
                 raise AssertionError(f"kvfsd did not mount within {timeout} s:\n{self.log()}")
@@ -207,8 +205,23 @@ class Kvfs:
         self.connection = connection
         self.sandbox.tell("add", self.connection, self.daemon.pid, self.mnt)
         # Answered: the session has begun. Without allow_other only the mount's user may ask.
-        in_child(os.statvfs, self.mnt, uid=self.user, timeout=timeout)
+        try:
+            in_child(os.statvfs, self.mnt, uid=self.user, timeout=timeout)
+        except OSError:
+            self.daemon.wait(timeout)  # it ended, or the test learns why it did not answer
+        # Refused after all: what was asked may have been the folder below.
+        if mount_device(self.mnt) != connection:
+            self.daemon.wait(timeout)
+            self.sandbox.tell("del", self.connection)
+            self.connection = None
+            raise self.refused(before)
         return self
+
+    def refused(self, before):
+        """What a daemon that ended said since the log had BEFORE characters."""
+        status, self.daemon = self.daemon.returncode, None
+        self.log_seen = len(self.log())
+        return MountFailed(status, self.log()[before:])
 
     @property
     def pid(self):
