@@ -325,7 +325,8 @@ int kv_core_cool(struct kv_core *core, uint64_t ino, uint64_t *ret_bytes);
 
 /*
  * Evicts INO from the store as the evictor would, after it was written back: names, then space.
- * -EBUSY: open or being written. -EAGAIN: used within the lease, unless LEASED. ret_bytes: freed.
+ * -EBUSY: open or being written. -EAGAIN: opened within the lease, unless LEASED. -EPERM:
+ * pinned. ret_bytes: freed.
  */
 int kv_core_evict(struct kv_core *core, uint64_t ino, bool leased, uint64_t *ret_bytes);
 

@@ -231,6 +231,14 @@ static int settle_current(struct kv_file *file)
 	return r;
 }
 
+/* Looks do not count: whoever names a file to have it evicted has just looked at it. */
+static bool was_opened_lately(struct kv_core *core, const struct kv_inode *inode)
+{
+	int64_t lease_ns = (int64_t)core->options.lease_ms * 1000000;
+
+	return inode->hits > 0 && kv_core_now_ns(core) - inode->last_use_ns < lease_ns;
+}
+
 static int why_kept(struct kv_core *core, const struct kv_inode *inode, bool leased)
 {
 	struct kv_file *file = kv_file_find(core, inode->ino);
@@ -244,7 +252,7 @@ static int why_kept(struct kv_core *core, const struct kv_inode *inode, bool lea
 	kv_file_put(file);
 	if (r == 0 && inode->flags & KV_INODE_PINNED)
 		r = -EPERM;
-	if (r == 0 && !leased && kv_core_lease_left(core, inode->ino) > 0)
+	if (r == 0 && !leased && was_opened_lately(core, inode))
 		r = -EAGAIN;
 	return r;
 }
@@ -274,10 +282,9 @@ int kv_core_evict(struct kv_core *core, uint64_t ino, bool leased, uint64_t *ret
 	if (r < 0)
 		return r;
 	use.last_use_ns = inode.last_use_ns;
-	/* -EAGAIN: somebody has just used it. */
-	r = tell_names(
-		&unnaming, kv_index_evict_unless(core->index, &use, kv_core_now_ns(core),
-				   leased ? is_never_kept : is_leased, note_unnamed, &unnaming));
+	/* -EAGAIN: somebody has just used it. -EBUSY: somebody has just pinned it. */
+	r = tell_names(&unnaming, kv_index_evict_unless(core->index, &use, kv_core_now_ns(core),
+					  is_never_kept, note_unnamed, &unnaming));
 	if (r < 0)
 		return r;
 	mark_unlinked(core, ino);

@@ -88,7 +88,7 @@ struct kvfs_warm {
 
 /* ---- Out of DRAM, out of the store ---- */
 
-/* KVFS_IOC_EVICT: although it is leased, that is, was used a moment ago. */
+/* KVFS_IOC_EVICT: although it was opened within the lease. */
 #define KVFS_DROP_LEASED 1u
 
 /*
@@ -98,7 +98,7 @@ struct kvfs_warm {
  * COOL drops the file's bytes from DRAM, after what is not on the device yet was written there.
  * EBUSY: it is open, or being written. Mappings that live on keep their memory. EVICT removes the
  * file from the store: all of its names go, and its space is freed. EBUSY: it is open, or was
- * closed this moment, or is being written. EAGAIN: it is leased.
+ * closed this moment, or is being written. EAGAIN: it was opened within the lease.
  */
 struct kvfs_drop {
 	__u32 flags;                  /* in: KVFS_DROP_* */

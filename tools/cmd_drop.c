@@ -32,7 +32,7 @@ static const char evict_help[] =
 	"Removes files from the store of a kvfs mount, directories with all that is\n"
 	"below them, as eviction does: all names of a file go, its space is freed, and\n"
 	"the directories stay. Files that are open, being written, pinned, or leased\n"
-	"(used in the last seconds) are named, and kept.\n"
+	"(opened in the last seconds) are named, and kept.\n"
 	"\n"
 	"  -f, --force  leased ones too\n"
 	"  -q, --quiet  print no summary\n";
@@ -61,7 +61,7 @@ static const char *reason(const struct drop *drop, int error)
 	case EBUSY:
 		return "is open or being written; close it first";
 	case EAGAIN:
-		return "is leased, for it was used in the last seconds; wait, or use --force";
+		return "is leased, for it was opened in the last seconds; wait, or use --force";
 	case EPERM:
 		return is_evict(drop) ? "only its owner and root may evict it, and nobody while it "
 					"is pinned"

@@ -197,8 +197,11 @@ def test_k1_an_allocated_pool_takes_every_write_in_a_full_store(fresh):
     for number in range(0, 48, 5):
         os.pwrite(fd, blob(number, 4096), number * 2 * MIB + 4096 * number)
         assert os.pread(fd, 4096, number * 2 * MIB + 4096 * number) == blob(number, 4096)
-    for other in others:
+    for other in others[:-1]:
         os.close(other)
+    with pytest.raises(OSError) as e:
+        os.close(others[-1])  # its write had no room, so it is not published
+    assert e.value.errno == errno.ENOSPC
     os.close(fd)
 
 

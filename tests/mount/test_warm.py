@@ -379,6 +379,25 @@ def test_k2_evict__leased_files_only_with_force(kv):
     assert os.listdir(kv.dir) == []
 
 
+def test_evict__looks_are_no_lease(kv):
+    """Who names a file has looked at it, and so has ls."""
+    put_synced(kv.dir / "f", blob(1, MIB))
+    os.stat(kv.dir / "f")
+    assert int(os.getxattr(kv.dir / "f", "user.kvfs.lease")) > 0
+    kv.kvfs("evict", kv.dir / "f")
+    assert os.listdir(kv.dir) == []
+
+
+def test_evict__pinned_files_stay(kv):
+    put_synced(kv.dir / "f", blob(1, MIB))
+    kv.kvfs("pin", kv.dir / "f")
+    refused(kv.kvfs("evict", "--force", kv.dir / "f", check=False), "pinned")
+    assert get(kv.dir / "f") == blob(1, MIB)
+    kv.kvfs("unpin", kv.dir / "f")
+    kv.kvfs("evict", "--force", kv.dir / "f")
+    assert os.listdir(kv.dir) == []
+
+
 def test_evict__not_durable_yet(kv):
     """What was only published is written first, so that no half-stored file is left behind."""
     for i in range(10):

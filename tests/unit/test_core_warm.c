@@ -210,8 +210,6 @@ static void test_evict(void **state)
 	unit_expect_used(&unit, 0);
 
 	ino = unit_put(&unit, "b", MIB, 1);
-	assert_int_equal(kv_core_evict(unit.core, ino, false, &bytes), -EAGAIN);
-	unit_remount_with_lease(&unit, 0);
 	struct kv_inode inode;
 	assert_int_equal(kv_index_pin(unit_index(&unit), ino, true, true, &inode), 0);
 	assert_int_equal(kv_core_evict(unit.core, ino, true, &bytes), -EPERM);
