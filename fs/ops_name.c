@@ -295,9 +295,10 @@ static int remove_unpublished(struct kv_daemon *daemon, const struct kv_rename *
 
 /*
  * A rename publishes the file (P2). Where it replaces another file, that one must not be lost
- * before the new content is durable: the index then asks for the sync first. -EBUSY: another
- * process is still writing what would replace it. That is not waited for: during a RENAME the
- * kernel holds the locks of the directory and of the file, which the writer may need.
+ * before the new content is durable: the index then asks for the sync first. What another process
+ * is still writing for the first time is not there yet for the caller, who gets -ENOENT, as by
+ * opening it. It is not waited for: during a RENAME the kernel holds the locks of the directory and
+ * of the file, which the writer may need.
  */
 static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 	struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
@@ -314,7 +315,7 @@ static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 			return r;
 		r = publish_name(req, rename->parent, rename->name, true);
 		if (r < 0)
-			return r;
+			return r == -EBUSY ? -ENOENT : r;
 		r = publish_name(req, rename->new_parent, rename->new_name, true);
 		if (r == -EBUSY && !(rename->flags & RENAME_EXCHANGE))
 			r = remove_unpublished(daemon, rename);

@@ -93,8 +93,11 @@ def test_k1_k2_two_processes_in_a_store_of_a_third_of_the_blocks(fresh):
 
 
 def test_k2_what_was_just_written_stays_for_its_rename(fresh):
-    """Among files in use, one that nobody has looked at yet: a store that is about to be renamed."""
-    kv = fresh(size="64M", dram="32M")
+    """
+    Among files in use, one that nobody has looked at yet: a store that is about to be renamed. Its
+    lease is as long as theirs, up to a second.
+    """
+    kv = fresh(size="64M", dram="32M", lease="1s")
 
     def used(name):
         put(kv.mnt / name, blob(1, MIB))

@@ -74,7 +74,7 @@ def test_p5_one_temporary_name_for_all_processes(kv):
                 stored += 1
             except OSError as e:
                 # The other one took it along, or is writing it.
-                assert e.errno in (errno.ENOENT, errno.EBUSY)
+                assert e.errno == errno.ENOENT
         return stored
 
     results = parallel(store, [1, 2, 3, -1])
@@ -138,7 +138,7 @@ def test_p2_rename_of_anothers_half_file_over_a_whole_one_is_refused(kv, agent):
     writer = agent()
     fd = writer.open(kv.dir / "f.tmp", os.O_CREAT | os.O_WRONLY)
     writer.write(fd, content(2)[:BLOCK])
-    fails(errno.EBUSY, os.rename, kv.dir / "f.tmp", kv.dir / "f")
+    fails(errno.ENOENT, os.rename, kv.dir / "f.tmp", kv.dir / "f")
     assert get(kv.dir / "f") == content(1)
     writer.pwrite(fd, content(2), 0)
     writer.close(fd)
@@ -283,7 +283,11 @@ def test_p6_writer_killed_at_a_random_point(kv, way):
     for turn in range(100):
         killed_at_random(kv.dir, way, turn * 10_000, choice)
         for name in os.listdir(kv.dir):
-            mark = mark_of(get(kv.dir / name))
+            try:
+                mark = mark_of(get(kv.dir / name))
+            except FileNotFoundError:
+                assert name != "f"  # else it was about to vanish with its writer
+                continue
             if name == "f":
                 assert mark > max(last, turn * 10_000), "what its writer had closed is gone"
                 last = mark
