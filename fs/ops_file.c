@@ -202,7 +202,12 @@ static void op_fsync(fuse_req_t req, fuse_ino_t id, int datasync, struct fuse_fi
 	/* The names too: who renamed the file and then syncs it wants to find it there. */
 	if (r == 0)
 		r = kv_index_wait(daemon->index, kv_index_sequence(daemon->index));
-	kv_notify_then_reply(daemon->notify, req, r);
+	/*
+	 * Not behind the notices: the kernel holds the file's lock until it has the answer. Who
+	 * removes or replaces that file waits for it with the directory's lock held, and notices of
+	 * names wait for that.
+	 */
+	kv_reply_error(req, r);
 }
 
 static void op_fallocate(fuse_req_t req, fuse_ino_t id, int mode, off_t offset, off_t length,

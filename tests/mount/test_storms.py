@@ -5,6 +5,7 @@ import os
 import random
 import time
 
+import ioctls
 import pytest
 from data import get, put
 from procs import Child, as_nobody, eventually, parallel
@@ -82,6 +83,34 @@ def test_r3_storm(fresh, acts, allowed):
         path.unlink(missing_ok=True)
     eventually(lambda: not any(kv.status()[key] for key in USAGE), timeout=30,
                what=f"giving back of {USAGE}")
+
+
+@pytest.mark.timeout(60)
+def test_r3_a_file_is_synced_replaced_and_evicted_at_once(kv):
+    """fsync holds the file's lock in the kernel, the rename waits for it, the eviction for that."""
+    path, other = kv.dir / "f", kv.dir / "other"
+
+    def store_in_place():
+        fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        os.pwrite(fd, b"A" * 5000, 0)
+        os.fsync(fd)
+        os.close(fd)
+        path.unlink(missing_ok=True)
+
+    def evict():
+        put(other, b"C")
+        with ioctls.opened(kv.dir) as directory:
+            try:
+                ioctls.drop(directory, ioctls.EVICT, "other", ioctls.DROP_LEASED)
+            except OSError as error:
+                assert error.errno == errno.EBUSY
+
+    def storm(act):
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            act()
+
+    parallel(storm, (store_in_place, lambda: replace(path, b"B" * 5000), evict), timeout=20)
 
 
 def test_p5_two_first_writers_of_one_name(kv):
