@@ -93,7 +93,8 @@ struct kvfs_warm {
 
 /*
  * Names a file in the directory that the descriptor is of; the file need not be open, which would
- * keep it where it is. Root and the file's owner may (EPERM). ENOENT: no such name.
+ * keep it where it is. Root and the file's owner may, and nobody evict what is pinned (EPERM).
+ * ENOENT: no such name.
  *
  * COOL drops the file's bytes from DRAM, after what is not on the device yet was written there.
  * EBUSY: it is open, or being written. Mappings that live on keep their memory. EVICT removes the

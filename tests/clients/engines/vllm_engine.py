@@ -8,8 +8,8 @@ import os
 import sys
 import time
 import types
-import types
 
+import safetensors.torch  # noqa: F401 - the example connector names it without importing it
 import stubs
 import torch
 from blocks import check
@@ -62,7 +62,7 @@ class Tiering:
         group = config.OffloadingGroupConfig(16, ("model.layers.0.self_attn.attn",), 0)
         spec = TieringOffloadingSpec(config.OffloadingConfig(
             groups=(group,), worker_kv_bytes_per_block=size, enable_kv_cache_events=False,
-            extra_config={"cpu_bytes_to_use": size * cpu_blocks,
+            extra_config={"cpu_bytes_to_use": self.stride * cpu_blocks,
                           "secondary_tiers": [{"type": "fs", "root_dir": folder}]},
             engine_id=f"kvfs-test-{os.getpid()}",
             model=config.OffloadingModelConfig("meta-llama/Llama-3.1-8B", "bfloat16"),
