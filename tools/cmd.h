@@ -9,6 +9,10 @@
 #define KVFS_TOOLS_CMD_H
 
 #include <getopt.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+struct kv_report;
 
 /* Returned by cmd_getopt for an option it has complained about. */
 #define CMD_BAD_OPTION '?'
@@ -37,5 +41,26 @@ int cmd_bad_usage(const char *command, const char *format, ...)
  * end, or CMD_BAD_OPTION after it has complained.
  */
 int cmd_getopt(int argc, char **argv, const char *shorts, const struct option *longs);
+
+/* An option of a command: a switch, or one with a value. Where both go belongs to the caller. */
+struct cmd_option {
+	const char *name;   /* without its dashes */
+	char letter;        /* of its short form; 0: it has none */
+	bool *flag;         /* set to true */
+	const char **value; /* or this to the argument's text */
+};
+#define CMD_OPTIONS_MAX 4u
+
+/*
+ * Reads OPTIONS, COUNT of them, and --help, which prints HELP. True: go on, optind is behind them.
+ * False: the command ends, with *ret_status.
+ */
+bool cmd_options(int argc, char **argv, const char *help, const struct cmd_option *options,
+	size_t count, int *ret_status);
+
+/* Reads the report NAME of PATH (kv_report_read), for the caller to free. Returns 0, or 1 after it
+ * has complained. */
+int cmd_report(
+	const char *command, const char *path, const char *name, struct kv_report *ret_report);
 
 #endif

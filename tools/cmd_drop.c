@@ -115,50 +115,25 @@ static void each_file(void *arg, const struct kv_walk_file *file)
 	drop->bytes += bytes;
 }
 
-static int parse_arguments(int argc, char **argv, struct drop *drop)
-{
-	static const struct option longs[] = {
-		{"quiet", no_argument, NULL, 'q'},
-		{"help", no_argument, NULL, 'h'},
-		{"force", no_argument, NULL, 'f'},
-		{NULL, 0, NULL, 0},
-	};
-	static const struct option cool_longs[] = {
-		{"quiet", no_argument, NULL, 'q'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
-	int c;
-
-	while ((c = cmd_getopt(argc, argv, is_evict(drop) ? ":qhf" : ":qh",
-			is_evict(drop) ? longs : cool_longs)) != -1) {
-		switch (c) {
-		case 'q':
-			drop->quiet = true;
-			break;
-		case 'f':
-			drop->flags |= KVFS_DROP_LEASED;
-			break;
-		case 'h':
-			(void)fputs(is_evict(drop) ? evict_help : cool_help, stdout);
-			return -1;
-		default:
-			return 1;
-		}
-	}
-	return optind == argc ? cmd_bad_usage(argv[0], "PATH is missing") : 0;
-}
-
 static int drop_main(int argc, char **argv, unsigned long request)
 {
 	struct drop drop = {.command = argv[0], .request = request, .patience_ms = PATIENCE_MS};
+	bool force = false;
+	const struct cmd_option options[] = {
+		{.name = "quiet", .letter = 'q', .flag = &drop.quiet},
+		{.name = "force", .letter = 'f', .flag = &force}, /* evict only */
+	};
 	char bytes[16];
-	int r = parse_arguments(argc, argv, &drop);
+	int status;
 
-	if (r != 0)
-		return r < 0 ? 0 : r;
+	if (!cmd_options(argc, argv, is_evict(&drop) ? evict_help : cool_help, options,
+		    is_evict(&drop) ? 2 : 1, &status))
+		return status;
+	if (optind == argc)
+		return cmd_bad_usage(argv[0], "PATH is missing");
+	drop.flags = force ? KVFS_DROP_LEASED : 0;
 	for (int i = optind; i < argc; i++) {
-		r = kv_walk(argv[i], each_file, &drop);
+		int r = kv_walk(argv[i], each_file, &drop);
 		if (r < 0)
 			drop.status = cmd_fail(argv[0], "%s: %s", argv[i], reason(&drop, r));
 	}

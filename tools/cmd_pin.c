@@ -109,13 +109,10 @@ static int pin_path(struct pinning *pinning, char *path)
 	struct kv_report usage;
 	FTS *tree;
 	int status;
-	int r = kv_report_read(path, "quota.usage", &usage);
 
 	/* Elsewhere the attribute would be an ordinary one, and would do nothing. */
-	if (r == -ENODATA)
-		return cmd_fail(pinning->command, "%s is not on a kvfs mount", path);
-	if (r < 0)
-		return cmd_fail(pinning->command, "%s: %s", path, strerror(-r));
+	if (cmd_report(pinning->command, path, "quota.usage", &usage) != 0)
+		return 1;
 	kv_report_done(&usage);
 	tree = fts_open(paths, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR | FTS_XDEV, NULL);
 	if (!tree)
@@ -127,20 +124,11 @@ static int pin_path(struct pinning *pinning, char *path)
 
 static int run(int argc, char **argv, const char *value, const char *help)
 {
-	static const struct option longs[] = {
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
 	struct pinning pinning = {.command = argv[0], .value = value};
 	int status = 0;
-	int c;
 
-	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
-		if (c != 'h')
-			return 1;
-		(void)fputs(help, stdout);
-		return 0;
-	}
+	if (!cmd_options(argc, argv, help, NULL, 0, &status))
+		return status;
 	if (optind == argc)
 		return cmd_bad_usage(argv[0], "PATH is missing");
 	for (int i = optind; i < argc && status == 0; i++)

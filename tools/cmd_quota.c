@@ -79,19 +79,12 @@ static void print_json(const struct kv_report *usage, const char *path)
 	kv_json_close(&json, '}');
 }
 
-static int show(const char *command, const char *path, bool json)
+static void show(const struct kv_report *usage, const char *path, bool json)
 {
-	struct kv_report usage;
-	int r = kv_report_read(path, "quota.usage", &usage);
-
-	if (r < 0)
-		return cmd_fail(command, "%s: %s", path, strerror(-r));
 	if (json)
-		print_json(&usage, path);
+		print_json(usage, path);
 	else
-		print_text(&usage, path);
-	kv_report_done(&usage);
-	return 0;
+		print_text(usage, path);
 }
 
 static int set(const char *command, const char *path, const char *size)
@@ -124,68 +117,44 @@ static int set(const char *command, const char *path, const char *size)
 	}
 }
 
-static int check_path(const char *command, const char *path, bool directory)
+/* Elsewhere than on a kvfs mount the attribute would be an ordinary one, and would do nothing. */
+static int set_or_show(const char *command, const char *path, const char *size, bool json)
 {
 	struct kv_report usage;
 	struct stat st;
-	int r;
+	int status = 0;
 
 	if (stat(path, &st) < 0)
 		return cmd_fail(command, "%s: %s", path, strerror(errno));
-	r = kv_report_read(path, "quota.usage", &usage);
-	if (r == -ENODATA)
-		return cmd_fail(command, "%s is not on a kvfs mount", path);
-	if (r < 0)
-		return cmd_fail(command, "%s: %s", path, strerror(-r));
+	if (cmd_report(command, path, "quota.usage", &usage) != 0)
+		return 1;
+	if (!size)
+		show(&usage, path, json);
+	else if (S_ISDIR(st.st_mode))
+		status = set(command, path, size);
+	else
+		status = cmd_fail(command, "%s: not a directory", path);
 	kv_report_done(&usage);
-	if (directory && !S_ISDIR(st.st_mode))
-		return cmd_fail(command, "%s: not a directory", path);
-	return 0;
-}
-
-/* -1: help was asked for. */
-static int parse_arguments(int argc, char **argv, bool *ret_json)
-{
-	static const struct option longs[] = {
-		{"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
-	int c;
-
-	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
-		switch (c) {
-		case 'j':
-			*ret_json = true;
-			break;
-		case 'h':
-			(void)fputs(help_text, stdout);
-			return -1;
-		default:
-			return 1;
-		}
-	}
-	if (optind == argc)
-		return cmd_bad_usage(argv[0], "DIR is missing");
-	if (argc - optind > 2)
-		return cmd_bad_usage(argv[0], "too many arguments");
-	return 0;
+	return status;
 }
 
 int quota_main(int argc, char **argv)
 {
+	bool json = false;
+	const struct cmd_option options[] = {{.name = "json", .flag = &json}};
 	const char *size;
 	uint64_t bytes;
-	bool json = false;
-	int r = parse_arguments(argc, argv, &json);
+	int status;
 
-	if (r != 0)
-		return r < 0 ? 0 : r;
+	if (!cmd_options(argc, argv, help_text, options, 1, &status))
+		return status;
+	if (optind == argc)
+		return cmd_bad_usage(argv[0], "DIR is missing");
+	if (argc - optind > 2)
+		return cmd_bad_usage(argv[0], "too many arguments");
 	size = argc - optind == 2 ? argv[optind + 1] : NULL;
 	if (size && strcmp(size, "none") != 0 && kv_parse_size(size, &bytes) < 0)
 		return cmd_bad_usage(
 			argv[0], "'%.64s' is no size, give one such as 8G, or none", size);
-	if (check_path(argv[0], argv[optind], size != NULL) != 0)
-		return 1;
-	return size ? set(argv[0], argv[optind], size) : show(argv[0], argv[optind], json);
+	return set_or_show(argv[0], argv[optind], size, json);
 }

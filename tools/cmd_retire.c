@@ -102,43 +102,19 @@ static int retire(const char *command, const struct request *request)
 	return 0;
 }
 
-/* -1: help was asked for. */
-static int parse_arguments(int argc, char **argv, struct request *ret_request)
+int retire_main(int argc, char **argv)
 {
-	static const struct option longs[] = {
-		{"unless", required_argument, NULL, 'u'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
-	int c;
+	struct request request = {0};
+	const struct cmd_option options[] = {{.name = "unless", .value = &request.fingerprint}};
+	int status;
 
-	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
-		switch (c) {
-		case 'u':
-			ret_request->fingerprint = optarg;
-			break;
-		case 'h':
-			(void)fputs(help_text, stdout);
-			return -1;
-		default:
-			return 1;
-		}
-	}
+	if (!cmd_options(argc, argv, help_text, options, 1, &status))
+		return status;
 	if (optind == argc)
 		return cmd_bad_usage(argv[0], "DIR is missing");
 	if (argc - optind > 1)
 		return cmd_bad_usage(argv[0], "more than one DIR");
-	ret_request->path = argv[optind];
-	return 0;
-}
-
-int retire_main(int argc, char **argv)
-{
-	struct request request = {0};
-	int r = parse_arguments(argc, argv, &request);
-
-	if (r != 0)
-		return r < 0 ? 0 : r;
+	request.path = argv[optind];
 	if (request.fingerprint && (request.fingerprint[0] == '\0' ||
 					   strlen(request.fingerprint) > KV_FINGERPRINT_MAX))
 		return cmd_bad_usage(

@@ -222,17 +222,13 @@ static int show(const char *command, const char *path, struct kv_json *json)
 {
 	struct kv_report report;
 	struct stat st;
-	int r;
 
 	if (stat(path, &st) < 0)
 		return cmd_fail(command, "%s: %s", path, strerror(errno));
 	if (!S_ISREG(st.st_mode))
 		return cmd_fail(command, "%s: not a regular file", path);
-	r = kv_report_read(path, "stat", &report);
-	if (r == -ENODATA)
-		return cmd_fail(command, "%s is not on a kvfs mount", path);
-	if (r < 0)
-		return cmd_fail(command, "%s: %s", path, strerror(-r));
+	if (cmd_report(command, path, "stat", &report) != 0)
+		return 1;
 	if (json)
 		print_json(&report, path, json);
 	else
@@ -241,41 +237,17 @@ static int show(const char *command, const char *path, struct kv_json *json)
 	return 0;
 }
 
-static int parse_arguments(int argc, char **argv, bool *ret_json)
-{
-	static const struct option longs[] = {
-		{"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
-	int c;
-
-	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
-		switch (c) {
-		case 'j':
-			*ret_json = true;
-			break;
-		case 'h':
-			(void)fputs(help_text, stdout);
-			return -1;
-		default:
-			return 1;
-		}
-	}
-	if (optind == argc)
-		return cmd_bad_usage(argv[0], "FILE is missing");
-	return 0;
-}
-
 int stat_main(int argc, char **argv)
 {
 	struct kv_json json = {.out = stdout};
 	bool as_json = false;
+	const struct cmd_option options[] = {{.name = "json", .flag = &as_json}};
 	int status = 0;
-	int r = parse_arguments(argc, argv, &as_json);
 
-	if (r != 0)
-		return r < 0 ? 0 : r;
+	if (!cmd_options(argc, argv, help_text, options, 1, &status))
+		return status;
+	if (optind == argc)
+		return cmd_bad_usage(argv[0], "FILE is missing");
 	if (as_json)
 		kv_json_open(&json, NULL, '[');
 	for (int i = optind; i < argc; i++)

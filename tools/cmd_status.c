@@ -22,38 +22,6 @@ static const char help_text[] =
 	"  --json  print one JSON object: sizes in bytes, \"devices\" a list, \"counters\"\n"
 	"          an object\n";
 
-struct arguments {
-	const char *directory;
-	bool json;
-};
-
-static int parse_arguments(int argc, char **argv, struct arguments *arguments)
-{
-	static const struct option longs[] = {
-		{"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
-	int c;
-
-	while ((c = cmd_getopt(argc, argv, ":h", longs)) != -1) {
-		switch (c) {
-		case 'j':
-			arguments->json = true;
-			break;
-		case 'h':
-			(void)fputs(help_text, stdout);
-			return -1;
-		default:
-			return 1;
-		}
-	}
-	if (argc - optind > 1)
-		return cmd_bad_usage(argv[0], "more than one DIR");
-	arguments->directory = optind < argc ? argv[optind] : DEFAULT_DIRECTORY;
-	return 0;
-}
-
 static bool is_list(const struct kv_report_line *line)
 {
 	return strcmp(line->key, "devices") == 0 || strcmp(line->key, "device") == 0 ||
@@ -226,22 +194,27 @@ static void print_text(const struct kv_report *report, const char *directory)
 
 int status_main(int argc, char **argv)
 {
-	struct arguments arguments = {0};
+	bool json = false;
+	const struct cmd_option options[] = {{.name = "json", .flag = &json}};
+	const char *directory;
 	struct kv_report report;
-	int r = parse_arguments(argc, argv, &arguments);
+	int status, r;
 
-	if (r != 0)
-		return r < 0 ? 0 : r;
-	r = kv_report_read(arguments.directory, "status", &report);
+	if (!cmd_options(argc, argv, help_text, options, 1, &status))
+		return status;
+	if (argc - optind > 1)
+		return cmd_bad_usage(argv[0], "more than one DIR");
+	directory = optind < argc ? argv[optind] : DEFAULT_DIRECTORY;
+	r = kv_report_read(directory, "status", &report);
 	if (r == -ENODATA)
-		return cmd_fail(argv[0], "%s is not on a kvfs mount; kvfs mount makes one",
-			arguments.directory);
+		return cmd_fail(
+			argv[0], "%s is not on a kvfs mount; kvfs mount makes one", directory);
 	if (r < 0)
-		return cmd_fail(argv[0], "%s: %s", arguments.directory, strerror(-r));
-	if (arguments.json)
+		return cmd_fail(argv[0], "%s: %s", directory, strerror(-r));
+	if (json)
 		print_json(&report);
 	else
-		print_text(&report, arguments.directory);
+		print_text(&report, directory);
 	kv_report_done(&report);
 	return 0;
 }

@@ -281,30 +281,6 @@ static void warm_all(struct warm *warm, char **paths, int count)
 		(void)pthread_join(warm->threads[--threads], NULL);
 }
 
-static int parse_arguments(int argc, char **argv, struct warm *warm)
-{
-	static const struct option longs[] = {
-		{"quiet", no_argument, NULL, 'q'},
-		{"help", no_argument, NULL, 'h'},
-		{NULL, 0, NULL, 0},
-	};
-	int c;
-
-	while ((c = cmd_getopt(argc, argv, ":qh", longs)) != -1) {
-		switch (c) {
-		case 'q':
-			warm->progress.quiet = true;
-			break;
-		case 'h':
-			(void)fputs(help_text, stdout);
-			return -1;
-		default:
-			return 1;
-		}
-	}
-	return optind == argc ? cmd_bad_usage(argv[0], "PATH is missing") : 0;
-}
-
 static void print_summary(struct warm *warm)
 {
 	char text[16];
@@ -328,12 +304,15 @@ int warm_main(int argc, char **argv)
 		.more = PTHREAD_COND_INITIALIZER,
 		.less = PTHREAD_COND_INITIALIZER,
 	};
-	int r;
+	const struct cmd_option options[] = {
+		{.name = "quiet", .letter = 'q', .flag = &warm.progress.quiet}};
+	int status;
 
 	warm.command = warm.progress.command = argv[0];
-	r = parse_arguments(argc, argv, &warm);
-	if (r != 0)
-		return r < 0 ? 0 : r;
+	if (!cmd_options(argc, argv, help_text, options, 1, &status))
+		return status;
+	if (optind == argc)
+		return cmd_bad_usage(argv[0], "PATH is missing");
 	walk_all(&warm, argv + optind, argc - optind);
 	warm.counting = false;
 	warm_all(&warm, argv + optind, argc - optind);

@@ -2,11 +2,17 @@
 /*
  * kvfs: what a person types. This file only finds the command; each is in its cmd_<name>.c.
  */
+#include <assert.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tools/cmd.h"
+#include "tools/report.h"
+
+/* What getopt calls the long options: above all letters. */
+#define LONG_FIRST 256
 
 static const struct {
 	const char *name;
@@ -87,6 +93,50 @@ int cmd_getopt(int argc, char **argv, const char *shorts, const struct option *l
 	else
 		(void)cmd_bad_usage(argv[0], "unknown option %s", argv[optind - 1]);
 	return CMD_BAD_OPTION;
+}
+
+bool cmd_options(int argc, char **argv, const char *help, const struct cmd_option *options,
+	size_t count, int *ret_status)
+{
+	struct option longs[CMD_OPTIONS_MAX + 2] = {{"help", no_argument, NULL, 'h'}};
+	char shorts[CMD_OPTIONS_MAX + 3] = ":h";
+	int c;
+
+	assert(count <= CMD_OPTIONS_MAX);
+	for (size_t i = 0; i < count; i++) {
+		int value = options[i].value ? required_argument : no_argument;
+
+		longs[i + 1] = (struct option){options[i].name, value, NULL, LONG_FIRST + (int)i};
+		if (options[i].letter)
+			strncat(shorts, &options[i].letter, 1);
+	}
+	while ((c = cmd_getopt(argc, argv, shorts, longs)) != -1) {
+		size_t i = 0;
+
+		while (i < count && c != LONG_FIRST + (int)i && c != options[i].letter)
+			i++;
+		if (i == count) {
+			if (c == 'h')
+				(void)fputs(help, stdout);
+			*ret_status = c != 'h'; /* else it was complained about */
+			return false;
+		}
+		if (options[i].flag)
+			*options[i].flag = true;
+		else
+			*options[i].value = optarg;
+	}
+	return true;
+}
+
+int cmd_report(
+	const char *command, const char *path, const char *name, struct kv_report *ret_report)
+{
+	int r = kv_report_read(path, name, ret_report);
+
+	if (r == -ENODATA)
+		return cmd_fail(command, "%s is not on a kvfs mount", path);
+	return r < 0 ? cmd_fail(command, "%s: %s", path, strerror(-r)) : 0;
 }
 
 static int run(int argc, char **argv)
