@@ -18,6 +18,7 @@
 struct subject {
 	struct kv_daemon *daemon;
 	const struct kv_inode *inode;
+	const char *key; /* of the attribute */
 };
 
 /* ---- The values ---- */
@@ -114,30 +115,18 @@ static int print_extents(FILE *out, const struct subject *subject)
 }
 
 /* Of keep.c, which also takes new values for some. */
-static int print_kept(FILE *out, const struct subject *subject, const char *name)
+static int print_kept(FILE *out, const struct subject *subject)
 {
 	_cleanup_free_ char *text = NULL;
-	ssize_t n = kv_keep_get(subject->daemon, subject->inode->ino, name, &text);
+	char name[32];
+	ssize_t n;
 
+	(void)snprintf(name, sizeof(name), KV_CONTROL_PREFIX "%s", subject->key);
+	n = kv_keep_get(subject->daemon, subject->inode->ino, name, &text);
 	if (n < 0)
 		return (int)n;
 	fputs(text, out);
 	return 0;
-}
-
-static int print_pin(FILE *out, const struct subject *subject)
-{
-	return print_kept(out, subject, KV_CONTROL_PREFIX "pin");
-}
-
-static int print_quota(FILE *out, const struct subject *subject)
-{
-	return print_kept(out, subject, KV_CONTROL_PREFIX "quota");
-}
-
-static int print_lease(FILE *out, const struct subject *subject)
-{
-	return print_kept(out, subject, KV_CONTROL_PREFIX "lease");
 }
 
 /* ---- The table ---- */
@@ -152,9 +141,9 @@ static const struct attribute {
 	{"version", S_IFREG, print_version},
 	{"checksum", S_IFREG, print_checksum},
 	{"extents", S_IFREG, print_extents},
-	{"pin", S_IFREG, print_pin},
-	{"lease", S_IFREG, print_lease},
-	{"quota", S_IFDIR, print_quota},
+	{"pin", S_IFREG, print_kept},
+	{"lease", S_IFREG, print_kept},
+	{"quota", S_IFDIR, print_kept},
 };
 
 #define ATTRIBUTES (sizeof(attributes) / sizeof(attributes[0]))
@@ -162,7 +151,7 @@ static const struct attribute {
 int kv_attribute_print(FILE *out, struct kv_daemon *daemon, uint64_t ino, const char *key)
 {
 	struct kv_inode inode;
-	const struct subject subject = {daemon, &inode};
+	const struct subject subject = {daemon, &inode, key};
 	int r = kv_control_inode(daemon, ino, &inode);
 
 	if (r < 0)
@@ -212,7 +201,7 @@ static bool has_attribute(const struct subject *subject, const struct attribute 
 ssize_t kv_attribute_names(struct kv_daemon *daemon, uint64_t ino, char *ret_names, size_t size)
 {
 	struct kv_inode inode;
-	const struct subject subject = {daemon, &inode};
+	struct subject subject = {.daemon = daemon, .inode = &inode};
 	size_t used = 0;
 	int r = kv_control_inode(daemon, ino, &inode);
 
@@ -221,6 +210,7 @@ ssize_t kv_attribute_names(struct kv_daemon *daemon, uint64_t ino, char *ret_nam
 	for (size_t i = 0; i < ATTRIBUTES; i++) {
 		size_t length = strlen(KV_CONTROL_PREFIX) + strlen(attributes[i].key) + 1;
 
+		subject.key = attributes[i].key;
 		if (!has_attribute(&subject, &attributes[i]))
 			continue;
 		if (used + length <= size)

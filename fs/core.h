@@ -160,6 +160,8 @@ void kv_file_touch(struct kv_file *file);
  * eviction may just have taken it, and only a look at the index from now on tells.
  */
 bool kv_core_lease(struct kv_core *core, uint64_t ino);
+/* The same for a file that was just found in the index, with that look: -ENOENT if it is gone. */
+int kv_core_lease_found(struct kv_core *core, uint64_t ino);
 /* Milliseconds that are left of the lease, 0 if there is none. */
 int64_t kv_core_lease_left(struct kv_core *core, uint64_t ino);
 
@@ -203,15 +205,11 @@ void kv_version_set_times(struct kv_version *version, int64_t mtime_ns, int64_t 
 
 /*
  * Publishes: VERSION becomes the file's current one, readable at once, its write-back is queued.
- * From now on it never changes. -EALREADY if it is published. -EIO if a write to it failed before,
- * -EDQUOT if it did not fit its quota.
+ * From now on it never changes. What its writer allocated and has not written stays promised, for
+ * kv_version_continue or until kv_version_give_up. -EALREADY if it is published. -EIO if a write to
+ * it failed before, -EDQUOT if it did not fit its quota.
  */
 int kv_version_publish(struct kv_version *version);
-/*
- * The same for a writer that will write on: what it allocated and has not written stays promised,
- * for kv_version_continue or until kv_version_give_up.
- */
-int kv_version_publish_and_go_on(struct kv_version *version);
 /* VERSION, made from FROM just now, takes over what FROM was published with: its promises, and
  * its bytes in DRAM unless a reader has them. */
 void kv_version_continue(struct kv_version *version, struct kv_version *from);

@@ -257,11 +257,6 @@ static int why_kept(struct kv_core *core, const struct kv_inode *inode, bool lea
 	return r;
 }
 
-static bool is_never_kept(void *arg, uint64_t ino)
-{
-	return false;
-}
-
 int kv_core_evict(struct kv_core *core, uint64_t ino, bool leased, uint64_t *ret_bytes)
 {
 	struct kv_file *file = kv_file_find(core, ino);
@@ -284,7 +279,7 @@ int kv_core_evict(struct kv_core *core, uint64_t ino, bool leased, uint64_t *ret
 	use.last_use_ns = inode.last_use_ns;
 	/* -EAGAIN: somebody has just used it. -EBUSY: somebody has just pinned it. */
 	r = tell_names(&unnaming, kv_index_evict_unless(core->index, &use, kv_core_now_ns(core),
-					  is_never_kept, note_unnamed, &unnaming));
+					  NULL, note_unnamed, &unnaming));
 	if (r < 0)
 		return r;
 	mark_unlinked(core, ino);

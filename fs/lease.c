@@ -58,6 +58,17 @@ bool kv_core_lease(struct kv_core *core, uint64_t ino)
 	return left_ms(core, before) == 0;
 }
 
+int kv_core_lease_found(struct kv_core *core, uint64_t ino)
+{
+	struct kv_inode inode;
+	int r;
+
+	if (!kv_core_lease(core, ino))
+		return 0;
+	r = kv_index_get(core->index, ino, &inode);
+	return r == 0 && inode.nlink == 0 ? -ENOENT : r;
+}
+
 void kv_lease_published(struct kv_core *core, uint64_t ino)
 {
 	_Atomic uint32_t *place = place_of(core, ino);

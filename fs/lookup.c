@@ -67,24 +67,15 @@ static int find_some(struct batch *batch, uint32_t left, struct kv_find finds[st
 	return r < 0 ? r : (int)count;
 }
 
-/* What was found stays for a while (K2). Eviction may have taken it between the look and the lease.
- */
-static bool lease(struct kv_core *core, const struct kv_find *find)
-{
-	struct kv_inode inode;
-
-	return !S_ISREG(find->type) || !kv_core_lease(core, find->ino) ||
-	       (kv_index_get(core->index, find->ino, &inode) == 0 && inode.nlink > 0);
-}
-
 /* True if the name is present. */
 static bool answer_one(struct batch *batch, const struct kv_find *find)
 {
 	uint32_t number = batch->count++;
 	struct kvfs_lookup *answer = batch->answer;
 
-	if (find->ino == 0 || (S_ISREG(find->type) && !is_published(batch->core, find)) ||
-		!lease(batch->core, find))
+	if (find->ino == 0 ||
+		(S_ISREG(find->type) && (!is_published(batch->core, find) ||
+						kv_core_lease_found(batch->core, find->ino) < 0)))
 		return false;
 	answer->u.bitmap[number / 8] |= (uint8_t)(1u << (number % 8));
 	answer->leading += answer->leading == number;

@@ -302,7 +302,7 @@ int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node)
 	if (node->draft->error)
 		return node->draft->error;
 	/* What a pool's owner has allocated stays promised until its last close. */
-	r = kv_version_publish_and_go_on(node->version);
+	r = kv_version_publish(node->version);
 	if (r < 0 && r != -EALREADY) {
 		drop(daemon, node, r);
 		return r;

@@ -14,22 +14,6 @@
 #define TARGET_MAX 4095u
 
 /*
- * A file that was found stays for the length of a lease (K2). Eviction may have taken it between
- * the look and the lease: what is there now, stays. Who looks at what it is writing has no need of
- * one.
- */
-static int lease(struct kv_daemon *daemon, const struct kv_node *node, pid_t pid)
-{
-	struct kv_inode inode;
-	int r;
-
-	if (!node->file || kv_node_is_own(node, pid) || !kv_core_lease(daemon->core, node->ino))
-		return 0;
-	r = kv_index_get(daemon->index, node->ino, &inode);
-	return r == 0 && inode.nlink == 0 ? -ENOENT : r;
-}
-
-/*
  * A directory that was removed or retired, but is somebody's current one. The kernel keeps the name
  * that was not found there, and with it the directory, unless it is told to forget it.
  */
@@ -47,9 +31,10 @@ static int find_node(fuse_req_t req, const struct kv_inode *inode, struct kv_nod
 	pid_t pid = fuse_req_ctx(req)->pid;
 	int r = kv_node_for(daemon, inode, pid, ret_node, ret_cacheable);
 
-	if (r < 0)
+	/* Who looks at what it is writing has no need of a lease. */
+	if (r < 0 || !(*ret_node)->file || kv_node_is_own(*ret_node, pid))
 		return r;
-	r = lease(daemon, *ret_node, pid);
+	r = kv_core_lease_found(daemon->core, inode->ino);
 	if (r < 0)
 		kv_node_forget(daemon, *ret_node, 1);
 	return r;
@@ -348,7 +333,9 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent_id, const char *name,
 	 * published. */
 	if (r == 0) {
 		kv_node_check_entry(daemon, moved.ino);
-		kv_quota_kick(daemon->core);
+		/* Within a directory nothing changes its quota. */
+		if (rename.parent != rename.new_parent)
+			kv_quota_kick(daemon->core);
 	}
 }
 

@@ -160,8 +160,7 @@ static struct kv_version *make_current(struct kv_version *version)
 	return before;
 }
 
-/* GOES_ON: the writer will want the promises of what it has not written for its next version. */
-static int publish(struct kv_version *version, bool goes_on)
+int kv_version_publish(struct kv_version *version)
 {
 	struct kv_core *core = version->file->core;
 	int r;
@@ -174,26 +173,12 @@ static int publish(struct kv_version *version, bool goes_on)
 		return r == -ESTALE ? -EALREADY : r;
 	r = version->quota.refused ? -EDQUOT : trim(version);
 	if (r == 0) {
-		if (!goes_on) {
-			KV_LOCKED(&version->lock);
-			kv_promise_clear(version);
-		}
 		kv_lease_published(core, version->file->ino);
 		kv_version_unref(make_current(version));
 		kv_stat_add(&core->stats->published, 1);
 	}
 	kv_version_leave_exclusive(version);
 	return r;
-}
-
-int kv_version_publish(struct kv_version *version)
-{
-	return publish(version, false);
-}
-
-int kv_version_publish_and_go_on(struct kv_version *version)
-{
-	return publish(version, true);
 }
 
 bool kv_version_is_invisible(struct kv_version *version)

@@ -292,10 +292,10 @@ static void begin_fills(struct kv_version *version, uint32_t first, uint32_t las
 
 	{
 		KV_LOCKED(&version->lock);
-		ahead = ahead_of(version, first, last);
 		if (version->all_hot || version->direct || version->damaged ||
 			version->state == KV_VERSION_WRITING)
 			return;
+		ahead = ahead_of(version, first, last);
 	}
 	if (kv_fill_begin(version, &range) == 0 && ahead.count > 0)
 		(void)kv_fill_begin(version, &ahead);

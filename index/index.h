@@ -345,8 +345,9 @@ int kv_index_evict(struct kv_index *index, uint64_t ino, int64_t expected_last_u
 	void (*name)(void *arg, uint64_t parent, const char *name, size_t length), void *arg);
 
 /*
- * The same for eviction to make room: -EBUSY if the file is pinned by now, or if KEEP, which is
- * called under the index lock, says so. Who notes a use and then finds the file has it for good.
+ * The same for eviction that spares what is pinned by now (-EBUSY), and what KEEP (may be NULL),
+ * which is called under the index lock, says is to be kept. Who notes a use and then finds the file
+ * has it for good.
  */
 int kv_index_evict_unless(struct kv_index *index, const struct kv_index_use *use, int64_t now_ns,
 	bool (*keep)(void *arg, uint64_t ino),

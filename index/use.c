@@ -177,6 +177,7 @@ struct evict {
 	int64_t expected_last_use_ns;
 	bool quarantine;
 	int64_t now_ns;
+	bool spares; /* what is pinned, and what KEEP names */
 	bool (*keep)(void *arg, uint64_t ino);
 	void (*name)(void *arg, uint64_t parent, const char *name, size_t length);
 	void *arg;
@@ -232,7 +233,8 @@ static int evict_inode(struct evict *evict, uint64_t ino)
 		return S_ISDIR(node->inode.mode) ? -EISDIR : -EINVAL;
 	if (node->inode.last_use_ns != evict->expected_last_use_ns)
 		return -EAGAIN;
-	if (evict->keep && (node->inode.flags & KV_INODE_PINNED || evict->keep(evict->arg, ino)))
+	if (evict->spares && (node->inode.flags & KV_INODE_PINNED ||
+				     (evict->keep && evict->keep(evict->arg, ino))))
 		return -EBUSY;
 	had_names = node->inode.nlink > 0;
 	r = evict_links(evict);
@@ -308,6 +310,7 @@ int kv_index_evict_unless(struct kv_index *index, const struct kv_index_use *use
 	struct evict evict = {
 		.expected_last_use_ns = use->last_use_ns,
 		.now_ns = now_ns,
+		.spares = true,
 		.keep = keep,
 		.name = name,
 		.arg = arg,

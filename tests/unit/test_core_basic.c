@@ -20,8 +20,8 @@ static void test_core__file_survives_remount(void **state)
 	assert_int_equal(unit_write_pattern(version, 3 * MIB + 12345, 0, 1), 0);
 	unit_expect_pattern(version, 3 * MIB + 12345, 0, 1);
 	assert_int_equal(kv_file_current(file, &current), -ENOENT);
-	assert_int_equal(kv_version_publish(version), 0);
-	assert_int_equal(kv_version_publish(version), -EALREADY);
+	assert_int_equal(unit_publish(version), 0);
+	assert_int_equal(unit_publish(version), -EALREADY);
 	current = unit_current(file);
 	assert_ptr_equal(current, version);
 	assert_true(kv_file_is_current(file, current));
@@ -82,7 +82,7 @@ static void test_core__rewrite_keeps_old_version_readable(void **state)
 		assert_int_equal(unit_write_pattern(version, 100, MIB + 50, 2 + round), 0);
 		assert_true(unit_attr(version).changed);
 		unit_expect_pattern(version, MIB, 0, 1);
-		assert_int_equal(kv_version_publish(version), 0);
+		assert_int_equal(unit_publish(version), 0);
 		assert_int_equal(kv_version_sync(version), 0);
 		unit_expect_pattern(version, 100, MIB + 50, 2 + round);
 		unit_expect_pattern(version, 50, MIB, 1);
@@ -122,7 +122,7 @@ static void test_core__old_version_outlives_its_index_records(void **state)
 	struct kv_version *old = unit_current(file);
 	struct kv_version *version = unit_new(file, NULL);
 	assert_int_equal(unit_write_pattern(version, MIB, 0, 2), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	kv_version_unref(version);
 	unit_expect_pattern(old, 2 * MIB, 0, 1);
@@ -152,7 +152,7 @@ static void test_core__publishes_in_order(void **state)
 	for (unsigned i = 0; i < 40; i++) {
 		struct kv_version *version = unit_new(file, i % 3 ? base : NULL);
 		assert_int_equal(unit_write_pattern(version, 100000, i * 1000, i), 0);
-		assert_int_equal(kv_version_publish(version), 0);
+		assert_int_equal(unit_publish(version), 0);
 		assert_int_equal(unit_attr(version).number, i + 1);
 		kv_version_unref(base);
 		base = version;
@@ -190,8 +190,8 @@ static void test_core__concurrent_rewrites_do_not_mix(void **state)
 	kv_version_unref(base);
 	assert_int_equal(unit_write_pattern(first, MIB, 0, 2), 0);
 	assert_int_equal(unit_write_pattern(second, MIB, 2 * MIB, 3), 0);
-	assert_int_equal(kv_version_publish(first), 0);
-	assert_int_equal(kv_version_publish(second), 0);
+	assert_int_equal(unit_publish(first), 0);
+	assert_int_equal(unit_publish(second), 0);
 	assert_int_equal(kv_version_sync(second), 0);
 	unit_expect_pattern(second, 2 * MIB, 0, 1);
 	unit_expect_pattern(second, MIB, 2 * MIB, 3);
@@ -327,7 +327,7 @@ static void test_core__explicit_times(void **state)
 	assert_int_equal(unit_write_pattern(version, 100, 0, 1), 0);
 	assert_true(unit_attr(version).mtime_ns > 1000);
 	kv_version_set_times(version, 77, INT64_MIN);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	assert_int_equal(kv_index_get(unit_index(&unit), ino, &inode), 0);
 	assert_int_equal(inode.mtime_ns, 77);

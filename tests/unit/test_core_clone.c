@@ -32,7 +32,7 @@ static void test_core_clone__whole_file_shares_all(void **state)
 	assert_int_equal(unit_attr(version).size, 5 * MIB + 77);
 	assert_int_equal(unit_attr(version).blocks, 5 * 256 + 1);
 	unit_expect_pattern(version, 5 * MIB + 77, 0, 1);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	unit_expect_pattern(version, 5 * MIB + 77, 0, 1);
 	kv_version_unref(version);
@@ -75,7 +75,7 @@ static void test_core_clone__source_dies_before_publish(void **state)
 	}
 	unit_sync(&unit);
 	unit_expect_pattern(version, 3 * MIB, 0, 1);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	unit_expect_pattern(version, 3 * MIB, 0, 1);
 	kv_version_unref(version);
@@ -98,7 +98,7 @@ static void test_core_clone__parts_on_write(void **state)
 	struct kv_file *file = unit_file(&unit, unit_create(&unit, "b"));
 	struct kv_version *version = clone_of(file, from, 4 * MIB, &copied);
 	assert_int_equal(unit_write_pattern(version, 10, MIB + 5, 2), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	unit_expect_pattern(version, MIB, 0, 1);
 	unit_expect_pattern(version, 10, MIB + 5, 2);
@@ -110,7 +110,7 @@ static void test_core_clone__parts_on_write(void **state)
 		.from = from, .from_offset = MIB, .to_offset = MIB, .length = MIB};
 	assert_int_equal(kv_version_clone(second, &back, &copied), 0);
 	assert_int_equal(copied, MIB);
-	assert_int_equal(kv_version_publish(second), 0);
+	assert_int_equal(unit_publish(second), 0);
 	assert_int_equal(kv_version_sync(second), 0);
 	unit_expect_pattern(second, 4 * MIB, 0, 1);
 	unit_expect_pattern(from, 4 * MIB, 0, 1);
@@ -158,7 +158,7 @@ static void test_core_clone__odd_ranges(void **state)
 		assert_int_equal(kv_version_read(version, got, 8 * MIB, 0), 8 * MIB);
 		assert_memory_equal(got, model, 8 * MIB);
 	}
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	assert_int_equal(kv_version_read(version, got, 8 * MIB, 0), 8 * MIB);
 	assert_memory_equal(got, model, 8 * MIB);

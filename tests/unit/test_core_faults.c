@@ -141,7 +141,7 @@ static void test_core_faults__write_error_of_a_new_file(void **state)
 	struct kv_version *version = unit_new(file, NULL);
 	assert_int_equal(unit_write_pattern(version, 3 * MIB, 0, 1), 0);
 	atomic_store(&unit.disk.writes_fail, 1000000);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), -EIO);
 	atomic_store(&unit.disk.writes_fail, 0);
 	/* Who has it open still reads it. */
@@ -170,7 +170,7 @@ static void test_core_faults__write_error_of_a_rewrite(void **state)
 	struct kv_version *version = unit_new(file, base);
 	assert_int_equal(unit_write_pattern(version, MIB, MIB, 2), 0);
 	atomic_store(&unit.disk.writes_fail, 1000000);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), -EIO);
 	atomic_store(&unit.disk.writes_fail, 0);
 	kv_version_unref(version);
@@ -182,7 +182,7 @@ static void test_core_faults__write_error_of_a_rewrite(void **state)
 	version = unit_new(file, base);
 	assert_int_equal(unit_write_pattern(version, MIB, MIB, 3), 0);
 	atomic_store(&unit.disk.writes_fail, 1);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	unit_expect_pattern(version, MIB, MIB, 3);
 	kv_version_unref(version);
@@ -206,12 +206,12 @@ static void test_core_faults__lost_base(void **state)
 	struct kv_version *lost = unit_new(file, base);
 	assert_int_equal(unit_write_pattern(lost, 100, 0, 2), 0);
 	atomic_store(&unit.disk.writes_fail, 1000000);
-	assert_int_equal(kv_version_publish(lost), 0);
+	assert_int_equal(unit_publish(lost), 0);
 	struct kv_version *next = unit_new(file, lost);
 	assert_int_equal(unit_write_pattern(next, 100, 2 * MIB, 3), 0);
 	assert_int_equal(kv_version_sync(lost), -EIO);
 	atomic_store(&unit.disk.writes_fail, 0);
-	assert_int_equal(kv_version_publish(next), 0);
+	assert_int_equal(unit_publish(next), 0);
 	assert_int_equal(kv_version_sync(next), -EIO);
 	kv_version_unref(base);
 	kv_version_unref(lost);
@@ -234,7 +234,7 @@ static void test_core_faults__flush_error(void **state)
 	struct kv_version *version = unit_new(file, NULL);
 	assert_int_equal(unit_write_pattern(version, MIB, 0, 1), 0);
 	atomic_store(&unit.disk.flushes_fail, 1);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), -EIO);
 	kv_version_unref(version);
 	kv_file_put(file);
@@ -258,7 +258,7 @@ static void test_core_faults__early_write_error(void **state)
 	atomic_store(&unit.disk.writes_fail, 1000000);
 	int r = unit_write_pattern(version, 40 * MIB, 0, 1);
 	assert_int_equal(r, -EIO);
-	assert_int_equal(kv_version_publish(version), -EIO);
+	assert_int_equal(unit_publish(version), -EIO);
 	atomic_store(&unit.disk.writes_fail, 0);
 	kv_version_unref(version);
 	kv_file_put(file);

@@ -69,9 +69,9 @@ static int try_put(
 	r = unit_write_pattern(version, size, 0, seed);
 	/* Half of it must not be had, whatever the writer does. */
 	if (r == -EDQUOT)
-		assert_int_equal(kv_version_publish(version), -EDQUOT);
+		assert_int_equal(unit_publish(version), -EDQUOT);
 	else if (r == 0)
-		r = kv_version_publish(version);
+		r = unit_publish(version);
 	kv_version_unref(version);
 	kv_file_put(file);
 	return r;
@@ -163,9 +163,9 @@ static void test_core_quota__rewrites(void **state)
 	assert_int_equal(unit_write_pattern(version, 6 * MIB, 0, 9), 0);
 	assert_int_equal(unit_write_pattern(version, 2 * MIB, 6 * MIB, 9), 0);
 	assert_int_equal(unit_write_pattern(version, MIB, 8 * MIB, 9), -EDQUOT);
-	assert_int_equal(kv_version_publish(version), -EDQUOT);
+	assert_int_equal(unit_publish(version), -EDQUOT);
 	assert_int_equal(kv_version_truncate(version, 8 * MIB), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	kv_version_unref(base);
 	kv_version_unref(version);
 	unit_sync(unit);

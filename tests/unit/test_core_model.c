@@ -208,9 +208,7 @@ static void run_model(uint64_t seed, uint64_t dram, unsigned devices)
 		if (unit_random(&seed) % 20)
 			continue;
 		bool goes_on = unit_random(&seed) % 2;
-		assert_int_equal(goes_on ? kv_version_publish_and_go_on(version)
-					 : kv_version_publish(version),
-			0);
+		assert_int_equal(goes_on ? kv_version_publish(version) : unit_publish(version), 0);
 		model_publish(&model, goes_on);
 		if (unit_random(&seed) % 2)
 			assert_int_equal(kv_version_sync(version), 0);
@@ -227,7 +225,7 @@ static void run_model(uint64_t seed, uint64_t dram, unsigned devices)
 			kv_version_continue(version, old);
 	}
 	expect_all(version, &model);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	model_publish(&model, false);
 	kv_version_unref(old);
 	kv_version_unref(version);
@@ -286,7 +284,7 @@ static void test_core_model__huge_sparse(void **state)
 	assert_int_equal(kv_version_truncate(version, KV_FILE_SIZE_MAX), 0);
 	assert_int_equal(kv_version_truncate(version, huge), 0);
 	assert_int_equal(unit_write_pattern(version, 5000, huge - 5000, 1), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	assert_int_equal(unit_attr(version).blocks, 2);
 	assert_int_equal(kv_version_seek(version, 0, SEEK_DATA, &found), 0);
@@ -306,7 +304,7 @@ static void test_core_model__huge_sparse(void **state)
 	assert_int_equal(kv_version_truncate(version, huge / 2), 0);
 	assert_int_equal(kv_version_truncate(version, huge), 0);
 	assert_int_equal(unit_attr(version).blocks, 1);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	kv_version_unref(base);
 	kv_version_unref(version);

@@ -55,7 +55,7 @@ static void pool_sync(struct pool *pool)
 {
 	struct kv_version *published = pool->version;
 
-	assert_int_equal(kv_version_publish_and_go_on(published), 0);
+	assert_int_equal(kv_version_publish(published), 0);
 	assert_int_equal(kv_version_sync(published), 0);
 	pool->version = unit_new(pool->file, published);
 	kv_version_continue(pool->version, published);
@@ -91,7 +91,7 @@ static unsigned fill_store(struct unit *unit, struct kv_file **files, unsigned c
 		kv_file_opened(file);
 		r = kv_version_write(version, memory, MIB, 0);
 		if (r == 0)
-			assert_int_equal(kv_version_publish(version), 0);
+			assert_int_equal(unit_publish(version), 0);
 		kv_version_unref(version);
 		files[count++] = file;
 	}
@@ -373,7 +373,7 @@ static void test_core_pools__promise_outlives_fsync(void **state)
 	unit_expect_pattern(pool.version, 12 * MIB, 0, 1);
 	close_all(&unit, files, count);
 	assert_int_equal(kv_version_allocate(pool.version, 0, 12 * MIB, MIB), 0);
-	assert_int_equal(kv_version_publish_and_go_on(pool.version), 0);
+	assert_int_equal(kv_version_publish(pool.version), 0);
 	assert_int_equal(kv_version_sync(pool.version), 0);
 	assert_int_equal(unit_attr(pool.version).blocks, 13 * 256);
 	assert_int_equal(unit_usage(&unit).reserved, 256);
@@ -498,13 +498,13 @@ static void test_core_pools__two_writers(void **state)
 		pool.version = unit_new(pool.file, base);
 		assert_int_equal(unit_write_pattern(one, MIB, far + MIB, 10 + i), 0);
 		assert_int_equal(unit_write_pattern(one, MIB, TIB / 2 + i * MIB, 10 + i), 0);
-		assert_int_equal(kv_version_publish(one), 0);
+		assert_int_equal(unit_publish(one), 0);
 		assert_int_equal(kv_version_sync(one), 0);
 		unit_expect_pattern(one, MIB, far + MIB, 10 + i);
 		unit_expect_pattern(one, MIB, TIB / 2 + i * MIB, 10 + i);
 		kv_version_unref(one);
 		assert_int_equal(unit_write_pattern(pool.version, MIB, 0, 20 + i), 0);
-		assert_int_equal(kv_version_publish(pool.version), 0);
+		assert_int_equal(unit_publish(pool.version), 0);
 		assert_int_equal(kv_version_sync(pool.version), 0);
 		unit_expect_pattern(pool.version, MIB, 0, 20 + i);
 		unit_expect_pattern(pool.version, 2 * MIB, MIB, 1);
@@ -541,7 +541,7 @@ static void test_core_pools__punched_chunks_after_sync(void **state)
 	assert_int_equal(unit_write_pattern(pool.version, 4 * MIB, 0, 1), 0);
 	assert_int_equal(kv_version_allocate(pool.version, PUNCH, MIB, MIB - 1), 0);
 	assert_int_equal(kv_version_allocate(pool.version, PUNCH, MIB + 5, MIB - 5), 0);
-	assert_int_equal(kv_version_publish_and_go_on(pool.version), 0);
+	assert_int_equal(kv_version_publish(pool.version), 0);
 	assert_int_equal(kv_version_sync(pool.version), 0);
 	struct kv_version *published = kv_version_ref(pool.version);
 	kv_version_unref(pool.version);

@@ -76,7 +76,7 @@ static void write_one(struct stress *stress, uint64_t ino)
 		assert_int_equal(
 			kv_version_write(version, memory, kv_min_u64(MIB, size - at), at), 0);
 	if (unit_random(&stress->seed) % 8)
-		assert_int_equal(kv_version_publish(version), 0);
+		assert_int_equal(unit_publish(version), 0);
 	if (unit_random(&stress->seed) % 8 == 0)
 		(void)kv_version_sync(version);
 	kv_version_unref(base);
@@ -177,7 +177,7 @@ static void test_core_stress__writers_of_one_version(void **state)
 	for (unsigned i = 0; i < PARTS; i++)
 		assert_int_equal(pthread_join(threads[i], NULL), 0);
 	unit_expect_pattern(version, (uint64_t)PIECE * PARTS * PIECES, 0, 4);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	kv_version_unref(version);
 	kv_file_put(file);

@@ -196,7 +196,7 @@ static void test_core_tiers__holes(void **state)
 	struct kv_version *version = unit_new(file, NULL);
 	assert_int_equal(kv_version_truncate(version, 40 * MIB), 0);
 	assert_int_equal(unit_write_pattern(version, MIB, 20 * MIB, 1), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_open(version, false, &access), 0);
 	assert_int_equal(access, KV_ACCESS_STREAM);
 	assert_true(charged(&unit) <= 2 * MIB);
@@ -207,7 +207,7 @@ static void test_core_tiers__holes(void **state)
 	version = unit_new(file, NULL);
 	assert_int_equal(unit_write_pattern(version, 8 * MIB, 0, 2), 0);
 	assert_int_equal(unit_write_pattern(version, 8 * MIB, 9 * MIB, 2), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_open(version, false, &access), 0);
 	assert_int_equal(access, KV_ACCESS_HOT);
 	kv_version_close(version);
@@ -283,7 +283,7 @@ static void test_core_tiers__enospc_when_all_is_open(void **state)
 		r = kv_version_write(version, memory, 2 * MIB, 0);
 		free(memory);
 		if (r == 0)
-			assert_int_equal(kv_version_publish(version), 0);
+			assert_int_equal(unit_publish(version), 0);
 		else
 			assert_int_equal(unit_attr(version).size, 0);
 		kv_version_unref(version);
@@ -295,7 +295,7 @@ static void test_core_tiers__enospc_when_all_is_open(void **state)
 	kv_file_closed(files[0]);
 	struct kv_version *version = unit_new(files[count - 1], NULL);
 	assert_int_equal(unit_write_pattern(version, 2 * MIB, 0, 50), 0);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_sync(version), 0);
 	kv_version_unref(version);
 	assert_int_equal(unit_lookup(&unit, "f0"), 0);
@@ -413,7 +413,7 @@ static void test_core_tiers__lend(void **state)
 	version = unit_new(file, NULL);
 	assert_int_equal(unit_write_pattern(version, 2 * MIB, 2 * MIB, 1), 0);
 	assert_int_equal(kv_version_lend(version, 2 * MIB, MIB, &loan), -EAGAIN);
-	assert_int_equal(kv_version_publish(version), 0);
+	assert_int_equal(unit_publish(version), 0);
 	assert_int_equal(kv_version_lend(version, 0, MIB, &loan), -EAGAIN);
 	assert_int_equal(kv_version_lend(version, MIB, 2 * MIB, &loan), -EAGAIN);
 	assert_int_equal(kv_version_lend(version, 2 * MIB, 2 * MIB, &loan), 0);

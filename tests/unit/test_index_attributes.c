@@ -4,21 +4,6 @@
 
 #include "unit_index.h"
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 /* Only what the mask names changes, and a mode never changes the type. */
 static void test_index_attributes__change(void **state)
 {
@@ -263,7 +248,7 @@ static void test_index_attributes__xattrs_of_held_files(void **state)
 	assert_int_equal(kv_index_xattr_get(unit->index, lost.ino, "user.a", NULL, 0), -ENOENT);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

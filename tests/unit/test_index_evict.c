@@ -5,21 +5,6 @@
 /* Times of use are kept in that. */
 #define GRAIN 4096
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 static int try_evict(struct unit *unit, uint64_t ino, bool quarantine)
 {
 	return kv_index_evict(unit->index, ino, unit_get(unit, ino).last_use_ns, quarantine,
@@ -200,7 +185,7 @@ static void test_index_evict__orphans_and_held(void **state)
 	unit_reap(unit, held.ino);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

@@ -18,12 +18,6 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 struct names {
 	char text[256]; /* the names in their order, each behind a space */
 };
@@ -503,7 +497,7 @@ static void test_index_layers__nothing_stays_pending(void **state)
 	}
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, unit_teardown)
 
 int main(void)
 {

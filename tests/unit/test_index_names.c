@@ -2,21 +2,6 @@
 /* Names: making, looking up, listing, linking, unlinking, and their errors. */
 #include "unit_index.h"
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 /* A new index has the root, with the owner and mode it was made with. */
 static void test_index_names__root(void **state)
 {
@@ -507,7 +492,7 @@ static void test_index_names__find(void **state)
 	assert_int_equal(kv_index_find(unit->index, KV_ROOT_INO, finds, 4), -ENAMETOOLONG);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

@@ -2,21 +2,6 @@
 /* Content: publishing maps, reading them, sharing extents, reaping. */
 #include "unit_index.h"
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 #define MIB ((uint64_t)KV_CHUNK_SIZE)
 
 struct map {
@@ -543,7 +528,7 @@ static void test_index_publish__reap_in_pieces(void **state)
 	assert_int_equal(kv_index_reap(unit->index, file.ino, &freed), -ENOENT);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

@@ -11,21 +11,6 @@
 
 #define GRAIN 4096
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 static struct kv_inode make_dir(struct unit *unit, uint64_t parent, const char *name)
 {
 	return unit_make(unit, parent, name, S_IFDIR | 0755);
@@ -630,7 +615,7 @@ static void test_index_quota__order(void **state)
 	expect_order(unit, &scope, (uint64_t[]){files[4], files[1]}, 2);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

@@ -4,21 +4,6 @@
 
 #include "unit_index.h"
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 struct renamed {
 	struct kv_inode moved;
 	struct kv_inode replaced;
@@ -388,7 +373,7 @@ static void test_index_rename__held_is_not_committed(void **state)
 	assert_int_equal(unit_lookup(unit, dir.ino, "new"), 0);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

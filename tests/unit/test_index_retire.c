@@ -4,21 +4,6 @@
 
 #include "unit_index.h"
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_init(&unit);
-	*state = &unit;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 static uint64_t put(struct unit *unit, uint64_t parent, const char *name, uint32_t blocks)
 {
 	struct kv_inode file = unit_hold(unit, parent, name);
@@ -276,7 +261,7 @@ static void test_index_retire__killed_at_any_time(void **state)
 	unit_open(unit);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_setup, unit_teardown)
 
 int main(void)
 {

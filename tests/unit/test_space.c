@@ -17,12 +17,6 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
-{
-	unit_done(*state);
-	return 0;
-}
-
 static uint64_t random_state = 7;
 
 static uint32_t random_u32(void)
@@ -454,7 +448,7 @@ static void test_space__damaged_group_is_avoided(void **state)
 	unit_open(unit);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, unit_teardown)
 
 int main(void)
 {

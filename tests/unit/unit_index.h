@@ -298,4 +298,20 @@ static inline void unit_unblock_commits(MDB_txn *txn)
 	mdb_txn_abort(txn);
 }
 
+/* For cmocka: a fresh index before each test, and the check behind it. */
+static inline int unit_setup(void **state)
+{
+	static struct unit unit;
+
+	unit_init(&unit);
+	*state = &unit;
+	return 0;
+}
+
+static inline int unit_teardown(void **state)
+{
+	unit_done(*state);
+	return 0;
+}
+
 #endif
