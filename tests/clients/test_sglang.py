@@ -2,28 +2,12 @@
 """SGLang's HiCache storage, unchanged, from two wheels: see engines/sglang_engine.py."""
 import os
 
-import pytest
 from data import MIB
-from engines import Engine
-from packages import unpack
 from procs import eventually
 from scenarios import *  # noqa: F403 - every engine's tests
 
+ENGINE = ("sglang", "sglang==0.5.23", "sglang/srt/mem_cache/", "sglang/srt/environ.py")
 VARIANTS = {"file": ("File", {}), "file-metadata-cache": ("File", {"enable_metadata_cache": True})}
-
-
-@pytest.fixture(scope="module")
-def engine():
-    one = Engine("sglang", unpack("sglang==0.5.23", "sglang/srt/mem_cache/",
-                                    "sglang/srt/environ.py"))
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def instances(engine):
-    yield engine
-    engine.end_instances()
 
 
 def test_the_leading_pages_of_a_prefix(kv, instances):

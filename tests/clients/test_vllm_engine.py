@@ -8,24 +8,11 @@ import os
 
 import pytest
 from data import MIB
-from engines import VLLM, Engine
-from packages import unpack
+from engines import VLLM
 from scenarios import *  # noqa: F403 - every engine's tests
 
+ENGINE = ("vllm", *VLLM)
 VARIANTS = {"tiering-in-c": ("Tiering", {}), "tiering-in-python": ("Tiering", {"in_c": False})}
-
-
-@pytest.fixture(scope="module")
-def engine():
-    one = Engine("vllm", unpack(*VLLM))
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def instances(engine):
-    yield engine
-    engine.end_instances()
 
 
 def test_the_tier_uses_o_direct(kv, instances):

@@ -2,7 +2,7 @@
 """
 What every engine must be able to do on a mount, as tests that the files of tests/clients import.
 
-Such a file has a fixture `engine` and VARIANTS: {id: (class of the program, its options)}.
+Such a file has ENGINE (see the fixture engine) and VARIANTS: {id: (class of the program, its options)}.
 """
 import os
 import random
