@@ -16,7 +16,7 @@ struct piece {
 	struct kv_version
 		*source; /* whose extents these are; counted if it is not the job's version */
 	uint32_t number;
-	unsigned blocks;           /* used ones: what the memory has room for */
+	struct kv_bits bits;       /* present blocks, or more: what the memory has room for */
 	uint8_t *memory;           /* the chunk's first byte */
 	int buffer;                /* index of a ring buffer that is MEMORY, or -1 */
 	struct kv_extent *extents; /* a copy */
@@ -51,7 +51,7 @@ static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
 	const struct kv_extent *extents = kv_slot_extents(slot);
 
 	for (unsigned i = 0; i < slot->extent_count; i++)
-		if (extents[i].block + extents[i].count > piece->blocks)
+		if (extents[i].block + extents[i].count > kv_bits_end(&piece->bits))
 			return -EUCLEAN;
 	piece->extents = malloc((slot->extent_count + 1u) * sizeof(*extents));
 	if (!piece->extents)
@@ -65,14 +65,21 @@ static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
 /* Copies a chunk that a base has in its object. SLOT's version is locked; returns unlocked. */
 static int copy_resident(struct piece *piece, struct kv_version *source, struct kv_slot *slot)
 {
-	uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
-	int r;
+	uint64_t start = (uint64_t)piece->number << KV_CHUNK_SHIFT;
+	int r = 0;
 
 	slot->pins++;
 	source->busy++;
 	(void)pthread_mutex_unlock(&source->lock);
-	r = kv_object_read(
-		source->object, piece->memory, (size_t)piece->blocks << KV_BLOCK_SHIFT, offset);
+	/* Block by block run: there may be no pages in between to copy to. */
+	for (unsigned b = kv_bits_next(&piece->bits, 0, true), end; b < KV_CHUNK_BLOCKS && r == 0;
+		b = kv_bits_next(&piece->bits, end, true)) {
+		uint64_t at = (uint64_t)b << KV_BLOCK_SHIFT;
+
+		end = kv_bits_next(&piece->bits, b, false);
+		r = kv_object_read(source->object, piece->memory + at,
+			(size_t)(end - b) << KV_BLOCK_SHIFT, start + at);
+	}
 	KV_LOCKED(&source->lock);
 	kv_slot_find(source, piece->number)->pins--;
 	source->busy--;
@@ -111,19 +118,20 @@ static int piece_resolve(struct piece *piece)
 }
 
 /* Pages for the run, and a mapping of them. */
-static int map_job(struct run *run, unsigned index, unsigned last_blocks)
+static int map_job(struct run *run, unsigned index)
 {
 	const struct kv_fill *job = run->batch.jobs[index];
 	struct mapping *mapping = &run->mappings[index];
 	uint64_t offset = (uint64_t)job->first << KV_CHUNK_SHIFT;
 	size_t length = ((size_t)(job->count - 1) << KV_CHUNK_SHIFT) +
-			((size_t)last_blocks << KV_BLOCK_SHIFT);
+			((size_t)kv_bits_end(&job->bits) << KV_BLOCK_SHIFT);
 	int r = -ENOSPC;
 
 	/* The tier's filesystem may be short although the budget is not: huge pages that are used
 	 * in part. */
 	for (unsigned i = 0; i < ALLOCATE_ATTEMPTS && r == -ENOSPC; i++) {
-		r = kv_object_allocate(job->version->object, offset, length);
+		r = job->count == 1 ? kv_chunk_allocate(job->version, job->first, &job->bits)
+				    : kv_object_allocate(job->version->object, offset, length);
 		if (r == -ENOSPC)
 			(void)kv_evict_reclaim(run->core, length);
 	}
@@ -137,22 +145,22 @@ static int map_job(struct run *run, unsigned index, unsigned last_blocks)
 static int memory_for_job(struct run *run, unsigned index, struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
-	unsigned last_blocks = pieces[job->count - 1].blocks;
+	size_t bytes = (size_t)kv_bits_end(&job->bits) << KV_BLOCK_SHIFT;
 	int r;
 
 	if (job->memory) {
 		pieces[0].memory = job->memory;
 		return 0;
 	}
-	if (job->count == 1 && ((size_t)last_blocks << KV_BLOCK_SHIFT) <= KV_RING_BUFFER_SIZE) {
+	if (job->count == 1 && bytes <= KV_RING_BUFFER_SIZE) {
 		pieces[0].memory = kv_ring_buffer_get(run->ring, &pieces[0].buffer);
 		if (pieces[0].memory) {
-			memset(pieces[0].memory, 0, (size_t)last_blocks << KV_BLOCK_SHIFT);
+			memset(pieces[0].memory, 0, bytes);
 			return 0;
 		}
 		pieces[0].buffer = -1;
 	}
-	r = map_job(run, index, last_blocks);
+	r = map_job(run, index);
 	for (uint32_t i = 0; i < job->count && r == 0; i++)
 		pieces[i].memory =
 			(uint8_t *)run->mappings[index].memory + ((size_t)i << KV_CHUNK_SHIFT);
@@ -190,21 +198,17 @@ static void start_piece(struct run *run, struct piece *piece)
 static void start_job(struct run *run, unsigned index, struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
-	bool whole = job->memory != NULL;
+	struct kv_bits whole = {0};
 	int r;
 
-	{
-		KV_LOCKED(&job->version->lock);
-		whole = whole || job->version->state == KV_VERSION_WRITING;
-		for (uint32_t i = 0; i < job->count; i++)
-			pieces[i] = (struct piece){
-				.job = job,
-				.number = job->first + i,
-				.blocks = whole ? KV_CHUNK_BLOCKS
-						: kv_chunk_used(job->version->size, job->first + i),
-				.buffer = -1,
-			};
-	}
+	kv_bits_set(&whole, 0, KV_CHUNK_BLOCKS);
+	for (uint32_t i = 0; i < job->count; i++)
+		pieces[i] = (struct piece){
+			.job = job,
+			.number = job->first + i,
+			.bits = job->memory || i + 1 < job->count ? whole : job->bits,
+			.buffer = -1,
+		};
 	r = memory_for_job(run, index, pieces);
 	for (uint32_t i = 0; i < job->count; i++) {
 		pieces[i].result = r < 0 ? r : piece_resolve(&pieces[i]);
@@ -259,9 +263,7 @@ static void settle_slot(struct run *run, struct piece *piece)
 		slot->flags &= (uint16_t)~KV_SLOT_BUSY;
 		if (piece->result < 0) {
 			slot->flags |= KV_SLOT_FAILED;
-			given_back = slot->charge;
-			version->charged -= slot->charge;
-			slot->charge = 0;
+			given_back = kv_slot_forget_pages(version, slot);
 		} else if (slot->state == KV_CHUNK_BASE) {
 			slot->flags |= KV_SLOT_RESIDENT | KV_SLOT_USED;
 		} else if (slot->state == KV_CHUNK_COLD) {
@@ -289,10 +291,26 @@ static void note_mismatch(struct piece *piece)
 	}
 }
 
+static int copy_to_object(struct piece *piece)
+{
+	struct kv_version *version = piece->job->version;
+	uint64_t start = (uint64_t)piece->number << KV_CHUNK_SHIFT, room;
+	int r = kv_chunk_allocate(version, piece->number, &piece->bits);
+
+	if (r < 0)
+		return r;
+	{
+		KV_LOCKED(&version->lock);
+		/* Of a published version it is exact already: what lies behind the end must not
+		 * grow it. */
+		room = version->object_size - start;
+	}
+	return kv_chunk_copy_in(version, piece->number, &piece->bits, piece->memory, room);
+}
+
 static void finish_piece(struct run *run, struct piece *piece)
 {
 	struct kv_fill *job = piece->job;
-	size_t bytes = (size_t)piece->blocks << KV_BLOCK_SHIFT;
 
 	assert(!piece->finished && piece->left == 0);
 	piece->finished = true;
@@ -306,19 +324,8 @@ static void finish_piece(struct run *run, struct piece *piece)
 	}
 	if (job->memory)
 		return;
-	if (piece->result == 0 && piece->buffer >= 0) {
-		uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
-
-		piece->result = kv_object_allocate(job->version->object, offset, bytes);
-		if (piece->result == 0) {
-			/* The size is exact already: what lies behind it must not grow the object.
-			 */
-			uint64_t end = kv_min_u64(offset + bytes, job->version->size);
-
-			piece->result = kv_object_write(
-				job->version->object, piece->memory, end - offset, offset);
-		}
-	}
+	if (piece->result == 0 && piece->buffer >= 0)
+		piece->result = copy_to_object(piece);
 	settle_slot(run, piece);
 }
 
