@@ -18,31 +18,47 @@
 
 /* ---- Extents ---- */
 
-/* Turns the chunk's promise into extents, run by run. */
+/* The piece of EXTENT that is for block FIRST of the chunk and those behind it, up to END. Takes it
+ * off EXTENT. */
+static struct kv_extent take_piece(struct kv_extent *extent, unsigned first, unsigned end)
+{
+	struct kv_extent piece = *extent;
+
+	piece.block = (uint16_t)first;
+	piece.count = (uint32_t)kv_min_u64(extent->count, end - first);
+	extent->start += piece.count;
+	extent->count -= piece.count;
+	return piece;
+}
+
+/*
+ * Turns the chunk's promise into extents: all at once, so that runs of blocks with holes between
+ * them lie side by side on the device, then cut at the holes.
+ */
 static int allocate_extents(struct kv_core *core, struct kv_batch_chunk *chunk, unsigned device)
 {
-	struct kv_extent found[KV_CHUNK_BLOCKS];
+	struct kv_extent found[KV_CHUNK_BLOCKS], cut[KV_CHUNK_BLOCKS];
+	struct kv_extent *rest = found;
 	unsigned count = 0;
-	int r = 0;
+	int r = kv_space_alloc(core->space, (uint16_t)device, chunk->blocks, 0, found);
 
-	for (unsigned b = kv_bits_next(&chunk->bits, 0, true); b < KV_CHUNK_BLOCKS;) {
-		unsigned end = kv_bits_next(&chunk->bits, b, false);
-
-		r = kv_space_alloc(
-			core->space, (uint16_t)device, end - b, (uint16_t)b, &found[count]);
-		if (r < 0)
-			break;
-		chunk->promised -= end - b;
-		count += (unsigned)r;
-		b = kv_bits_next(&chunk->bits, end, true);
+	if (r < 0)
+		return r;
+	chunk->promised = 0;
+	for (unsigned b = kv_bits_next(&chunk->bits, 0, true), end; b < KV_CHUNK_BLOCKS;
+		b = kv_bits_next(&chunk->bits, end, true)) {
+		end = kv_bits_next(&chunk->bits, b, false);
+		for (unsigned first = b; first < end; first += cut[count++].count) {
+			rest += rest->count == 0;
+			cut[count] = take_piece(rest, first, end);
+		}
 	}
-	if (r >= 0)
-		chunk->extents = malloc(count * sizeof(found[0]));
-	if (r < 0 || !chunk->extents) {
-		kv_space_cancel(core->space, found, count);
-		return r < 0 ? r : -ENOMEM;
+	chunk->extents = malloc(count * sizeof(cut[0]));
+	if (!chunk->extents) {
+		kv_space_cancel(core->space, cut, count);
+		return -ENOMEM;
 	}
-	memcpy(chunk->extents, found, count * sizeof(found[0]));
+	memcpy(chunk->extents, cut, count * sizeof(cut[0]));
 	chunk->extent_count = count;
 	return 0;
 }
@@ -55,27 +71,47 @@ static unsigned device_of(const struct kv_core *core, const struct kv_batch_chun
 
 /* ---- Memory ---- */
 
-/* A copy in a registered buffer that small chunks share. False if there is no room. */
-static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
+/* Room for BYTES in a registered buffer that small chunks share, or NULL. */
+static uint8_t *slab_get(struct kv_worker *worker, size_t bytes)
 {
 	struct kv_batch *batch = &worker->batch;
-	size_t bytes = (size_t)kv_bits_end(&chunk->bits) << KV_BLOCK_SHIFT;
 
 	if (!batch->slab || batch->slab_used + bytes > KV_RING_BUFFER_SIZE) {
 		int index;
 		uint8_t *buffer = kv_ring_buffer_get(worker->ring, &index);
 
 		if (!buffer)
-			return false;
+			return NULL;
 		batch->slab = buffer;
 		batch->slab_used = 0;
 		batch->buffers[batch->buffer_count++] = index;
 	}
-	int r = kv_object_read(chunk->version->object, batch->slab + batch->slab_used, bytes,
-		(uint64_t)chunk->number << KV_CHUNK_SHIFT);
+	return batch->slab + batch->slab_used;
+}
+
+/* A copy of the chunk's blocks, packed. False if there is no room. */
+static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
+{
+	struct kv_batch *batch = &worker->batch;
+	size_t bytes = (size_t)chunk->blocks << KV_BLOCK_SHIFT, done = 0;
+	uint64_t start = (uint64_t)chunk->number << KV_CHUNK_SHIFT;
+	uint8_t *memory = slab_get(worker, bytes);
+	int r = memory ? 0 : -ENOMEM;
+
+	for (unsigned b = kv_bits_next(&chunk->bits, 0, true), end; b < KV_CHUNK_BLOCKS && r == 0;
+		b = kv_bits_next(&chunk->bits, end, true)) {
+		size_t length;
+
+		end = kv_bits_next(&chunk->bits, b, false);
+		length = (size_t)(end - b) << KV_BLOCK_SHIFT;
+		r = kv_object_read(chunk->version->object, memory + done, length,
+			start + ((uint64_t)b << KV_BLOCK_SHIFT));
+		done += length;
+	}
 	if (r < 0)
 		return false;
-	chunk->memory = batch->slab + batch->slab_used;
+	chunk->memory = memory;
+	chunk->packed = true;
 	chunk->buffer = batch->buffers[batch->buffer_count - 1];
 	batch->slab_used += bytes;
 	return true;
@@ -117,7 +153,7 @@ static void find_memory(struct kv_worker *worker)
 	struct kv_batch *batch = &worker->batch;
 
 	for (unsigned i = 0; i < batch->chunk_count;) {
-		size_t bytes = (size_t)kv_bits_end(&batch->chunks[i].bits) << KV_BLOCK_SHIFT;
+		size_t bytes = (size_t)batch->chunks[i].blocks << KV_BLOCK_SHIFT;
 
 		if (bytes <= COPY_BYTES && copy_to_slab(worker, &batch->chunks[i]))
 			i++;
@@ -127,6 +163,13 @@ static void find_memory(struct kv_worker *worker)
 }
 
 /* ---- Transfers ---- */
+
+/* Next to each other, on the device and in memory. */
+static bool goes_on(const struct kv_io *before, const struct kv_io *io)
+{
+	return before->device == io->device && before->offset + before->length == io->offset &&
+	       (const uint8_t *)before->memory + before->length == io->memory;
+}
 
 static int add_ios(struct kv_batch *batch, struct kv_batch_chunk *chunk)
 {
@@ -139,20 +182,29 @@ static int add_ios(struct kv_batch *batch, struct kv_batch_chunk *chunk)
 		batch->ios = ios;
 		batch->io_capacity = capacity;
 	}
+	struct kv_io *ios = &batch->ios[batch->io_count];
+	unsigned at = 0;
+	chunk->left = 0;
 	for (unsigned i = 0; i < chunk->extent_count; i++) {
 		const struct kv_extent *extent = &chunk->extents[i];
-
-		batch->ios[batch->io_count++] = (struct kv_io){
+		const struct kv_io io = {
 			.kind = KV_IO_WRITE,
 			.device = extent->device,
 			.buffer = chunk->buffer,
 			.offset = kv_extent_offset(extent),
-			.memory = chunk->memory + ((size_t)extent->block << KV_BLOCK_SHIFT),
+			.memory = chunk->memory +
+				  ((size_t)(chunk->packed ? at : extent->block) << KV_BLOCK_SHIFT),
 			.length = extent->count << KV_BLOCK_SHIFT,
 			.arg = chunk,
 		};
+
+		if (chunk->left > 0 && goes_on(&ios[chunk->left - 1], &io))
+			ios[chunk->left - 1].length += io.length;
+		else
+			ios[chunk->left++] = io;
+		at += extent->count;
 	}
-	chunk->left = chunk->extent_count;
+	batch->io_count += chunk->left;
 	return 0;
 }
 
@@ -162,9 +214,11 @@ static uint64_t sum_of(const struct kv_batch_chunk *chunk)
 	XXH3_state_t *state;
 	uint64_t sum;
 
-	if (chunk->extent_count == 1)
-		return XXH3_64bits(chunk->memory + ((size_t)extents[0].block << KV_BLOCK_SHIFT),
-			(size_t)extents[0].count << KV_BLOCK_SHIFT);
+	if (chunk->packed || chunk->extent_count == 1)
+		return XXH3_64bits(
+			chunk->memory +
+				(chunk->packed ? 0 : (size_t)extents[0].block << KV_BLOCK_SHIFT),
+			(size_t)chunk->blocks << KV_BLOCK_SHIFT);
 	state = XXH3_createState();
 	if (!state)
 		abort();
@@ -305,6 +359,7 @@ static void batch_reset(struct kv_worker *worker)
 		kv_version_unref(batch->chunks[i].version);
 	}
 	batch->mapping_count = batch->buffer_count = batch->chunk_count = batch->io_count = 0;
+	batch->blocks = 0;
 	batch->slab = NULL;
 }
 
