@@ -10,6 +10,7 @@
  *   open.c         opening and closing for readers
  *   map.c          chunk slots, presence of blocks, what the index has
  *   pages.c        which pages of DRAM a chunk has, and getting more
+ *   blocks.c       content of a chunk's blocks, in memory and on its way to and from devices
  *   seek.c         walking a map
  *   read.c         reading
  *   write.c        writing
@@ -487,6 +488,11 @@ unsigned kv_bits_end(const struct kv_bits *bits);
 /* First block at or behind FROM that is present (or absent); KV_CHUNK_BLOCKS if none. */
 unsigned kv_bits_next(const struct kv_bits *bits, unsigned from, bool present);
 bool kv_bits_is_prefix(const struct kv_bits *bits);
+/* The runs [FIRST, END) of blocks that are present. */
+#define KV_BITS_FOREACH(first, end, bits)                                                          \
+	for (unsigned first = kv_bits_next(bits, 0, true), end = kv_bits_next(bits, first, false); \
+		first < KV_CHUNK_BLOCKS;                                                           \
+		first = kv_bits_next(bits, end, true), end = kv_bits_next(bits, first, false))
 struct kv_bits kv_bits_without(const struct kv_bits *bits, const struct kv_bits *others);
 
 /* ---- pages.c: lock held unless said ---- */
@@ -522,11 +528,39 @@ void kv_pages_for_bits(const struct kv_bits *bits, struct kv_pages *ret_pages);
 /* Charges and allocates them. The slot is BUSY by the caller, which it stays; drops the lock
  * meanwhile. -EAGAIN if DRAM stays short. */
 int kv_chunk_add_pages(struct kv_version *version, uint32_t number, const struct kv_pages *pages);
-/* No locks held: writes BITS of a chunk in MEMORY into the object, of which ROOM bytes are left. */
-int kv_chunk_copy_in(struct kv_version *version, uint32_t number, const struct kv_bits *bits,
-	const uint8_t *memory, uint64_t room);
 /* No locks held: allocates what is charged already. On failure none of BITS is there. */
 int kv_chunk_allocate(struct kv_version *version, uint32_t number, const struct kv_bits *bits);
+
+/* ---- blocks.c: no locks held ---- */
+
+/*
+ * Blocks of a chunk and their content: MEMORY is where the chunk's first byte is, or would be; with
+ * PACKED that of its first block, and the others follow without the holes.
+ */
+struct kv_blocks {
+	uint32_t number;
+	bool packed;
+	struct kv_bits bits;
+	uint8_t *memory;
+};
+/* Between there and OBJECT. Nothing is written behind SIZE. */
+int kv_blocks_load(const struct kv_blocks *blocks, struct kv_object *object);
+int kv_blocks_store(const struct kv_blocks *blocks, struct kv_object *object, uint64_t size);
+/* Where EXTENT's content is, AT blocks having come before it. */
+static inline uint8_t *kv_blocks_memory(
+	const struct kv_blocks *blocks, const struct kv_extent *extent, unsigned at)
+{
+	return blocks->memory + ((size_t)(blocks->packed ? at : extent->block) << KV_BLOCK_SHIFT);
+}
+/* The sum of a chunk: over the content of its extents, one behind the other. */
+uint64_t kv_blocks_sum(
+	const struct kv_blocks *blocks, const struct kv_extent *extents, unsigned count);
+/*
+ * Transfers for EXTENTS, one for those that lie side by side in memory and on the device. ret_ios
+ * has room for COUNT, and is filled from *TEMPLATE. Returns how many they are.
+ */
+unsigned kv_blocks_ios(const struct kv_blocks *blocks, const struct kv_extent *extents,
+	unsigned count, const struct kv_io *template, struct kv_io *ret_ios);
 
 /* ---- seek.c ---- */
 

@@ -6,7 +6,6 @@
 #include "fs/fill_internal.h"
 
 #include <inttypes.h>
-#include <xxhash.h>
 
 #define ALLOCATE_ATTEMPTS 3u
 
@@ -15,13 +14,12 @@ struct piece {
 	struct kv_fill *job;
 	struct kv_version
 		*source; /* whose extents these are; counted if it is not the job's version */
-	uint32_t number;
-	struct kv_bits bits;       /* present blocks, or more: what the memory has room for */
-	uint8_t *memory;           /* the chunk's first byte */
-	int buffer;                /* index of a ring buffer that is MEMORY, or -1 */
+	struct kv_blocks blocks;   /* present blocks, or more: what the memory has room for */
+	int buffer;                /* index of a ring buffer that is the memory, or -1 */
 	struct kv_extent *extents; /* a copy */
 	unsigned extent_count;
-	struct kv_io *ios; /* one an extent */
+	struct kv_io *ios;
+	unsigned io_count;
 	uint64_t sum;
 	unsigned left; /* transfers */
 	int result;
@@ -51,7 +49,7 @@ static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
 	const struct kv_extent *extents = kv_slot_extents(slot);
 
 	for (unsigned i = 0; i < slot->extent_count; i++)
-		if (extents[i].block + extents[i].count > kv_bits_end(&piece->bits))
+		if (extents[i].block + extents[i].count > kv_bits_end(&piece->blocks.bits))
 			return -EUCLEAN;
 	piece->extents = malloc((slot->extent_count + 1u) * sizeof(*extents));
 	if (!piece->extents)
@@ -65,23 +63,14 @@ static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
 /* Copies a chunk that a base has in its object. SLOT's version is locked; returns unlocked. */
 static int copy_resident(struct piece *piece, struct kv_version *source, struct kv_slot *slot)
 {
-	uint64_t start = (uint64_t)piece->number << KV_CHUNK_SHIFT;
-	int r = 0;
+	int r;
 
 	slot->pins++;
 	source->busy++;
 	(void)pthread_mutex_unlock(&source->lock);
-	/* Block by block run: there may be no pages in between to copy to. */
-	for (unsigned b = kv_bits_next(&piece->bits, 0, true), end; b < KV_CHUNK_BLOCKS && r == 0;
-		b = kv_bits_next(&piece->bits, end, true)) {
-		uint64_t at = (uint64_t)b << KV_BLOCK_SHIFT;
-
-		end = kv_bits_next(&piece->bits, b, false);
-		r = kv_object_read(source->object, piece->memory + at,
-			(size_t)(end - b) << KV_BLOCK_SHIFT, start + at);
-	}
+	r = kv_blocks_load(&piece->blocks, source->object);
 	KV_LOCKED(&source->lock);
-	kv_slot_find(source, piece->number)->pins--;
+	kv_slot_find(source, piece->blocks.number)->pins--;
 	source->busy--;
 	return r;
 }
@@ -96,9 +85,9 @@ static int piece_resolve(struct piece *piece)
 		struct kv_version *base = NULL;
 
 		(void)pthread_mutex_lock(&held->lock);
-		r = kv_map_load(held, piece->number);
-		struct kv_slot *slot = kv_slot_find(held, piece->number);
-		enum kv_chunk_state state = kv_slot_state(held, piece->number);
+		r = kv_map_load(held, piece->blocks.number);
+		struct kv_slot *slot = kv_slot_find(held, piece->blocks.number);
+		enum kv_chunk_state state = kv_slot_state(held, piece->blocks.number);
 		if (r == 0 && slot && kv_slot_is_resident(slot)) {
 			r = copy_resident(piece, held, slot);
 			break;
@@ -145,53 +134,50 @@ static int map_job(struct run *run, unsigned index)
 static int memory_for_job(struct run *run, unsigned index, struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
-	size_t bytes = (size_t)kv_bits_end(&job->bits) << KV_BLOCK_SHIFT;
+	size_t bytes = (size_t)kv_bits_count(&job->bits) << KV_BLOCK_SHIFT;
+	struct kv_blocks *first = &pieces[0].blocks;
 	int r;
 
 	if (job->memory) {
-		pieces[0].memory = job->memory;
+		first->memory = job->memory;
 		return 0;
 	}
 	if (job->count == 1 && bytes <= KV_RING_BUFFER_SIZE) {
-		pieces[0].memory = kv_ring_buffer_get(run->ring, &pieces[0].buffer);
-		if (pieces[0].memory) {
-			memset(pieces[0].memory, 0, bytes);
+		first->memory = kv_ring_buffer_get(run->ring, &pieces[0].buffer);
+		if (first->memory) {
+			memset(first->memory, 0, bytes);
+			first->packed = true;
 			return 0;
 		}
 		pieces[0].buffer = -1;
 	}
 	r = map_job(run, index);
 	for (uint32_t i = 0; i < job->count && r == 0; i++)
-		pieces[i].memory =
+		pieces[i].blocks.memory =
 			(uint8_t *)run->mappings[index].memory + ((size_t)i << KV_CHUNK_SHIFT);
 	return r;
 }
 
 static int make_ios(struct piece *piece)
 {
+	const struct kv_io template = {
+		.kind = KV_IO_READ,
+		.buffer = piece->buffer,
+		.arg = piece,
+	};
+
 	piece->ios = malloc((piece->extent_count + 1u) * sizeof(*piece->ios));
 	if (!piece->ios)
 		return -ENOMEM;
-	for (unsigned i = 0; i < piece->extent_count; i++) {
-		const struct kv_extent *extent = &piece->extents[i];
-
-		piece->ios[i] = (struct kv_io){
-			.kind = KV_IO_READ,
-			.device = extent->device,
-			.buffer = piece->buffer,
-			.offset = kv_extent_offset(extent),
-			.memory = piece->memory + ((size_t)extent->block << KV_BLOCK_SHIFT),
-			.length = extent->count << KV_BLOCK_SHIFT,
-			.arg = piece,
-		};
-	}
+	piece->io_count = kv_blocks_ios(
+		&piece->blocks, piece->extents, piece->extent_count, &template, piece->ios);
 	return 0;
 }
 
 static void start_piece(struct run *run, struct piece *piece)
 {
-	piece->left = piece->extent_count;
-	kv_ring_add(run->ring, piece->ios, piece->extent_count);
+	piece->left = piece->io_count;
+	kv_ring_add(run->ring, piece->ios, piece->io_count);
 }
 
 /* Finds memory and extents for a job, and sends it on its way before the next one is prepared. */
@@ -205,8 +191,8 @@ static void start_job(struct run *run, unsigned index, struct piece *pieces)
 	for (uint32_t i = 0; i < job->count; i++)
 		pieces[i] = (struct piece){
 			.job = job,
-			.number = job->first + i,
-			.bits = job->memory || i + 1 < job->count ? whole : job->bits,
+			.blocks.number = job->first + i,
+			.blocks.bits = job->memory || i + 1 < job->count ? whole : job->bits,
 			.buffer = -1,
 		};
 	r = memory_for_job(run, index, pieces);
@@ -226,40 +212,22 @@ static void start_job(struct run *run, unsigned index, struct piece *pieces)
 
 static bool piece_is_intact(const struct piece *piece)
 {
-	XXH3_state_t *state;
-	uint64_t sum;
-
-	if (piece->extent_count == 0)
-		return true;
-	if (piece->extent_count == 1)
-		return XXH3_64bits(
-			       piece->memory + ((size_t)piece->extents[0].block << KV_BLOCK_SHIFT),
-			       (size_t)piece->extents[0].count << KV_BLOCK_SHIFT) == piece->sum;
-	state = XXH3_createState();
-	if (!state)
-		return false;
-	(void)XXH3_64bits_reset(state);
-	for (unsigned i = 0; i < piece->extent_count; i++)
-		(void)XXH3_64bits_update(state,
-			piece->memory + ((size_t)piece->extents[i].block << KV_BLOCK_SHIFT),
-			(size_t)piece->extents[i].count << KV_BLOCK_SHIFT);
-	sum = XXH3_64bits_digest(state);
-	XXH3_freeState(state);
-	return sum == piece->sum;
+	return piece->extent_count == 0 ||
+	       kv_blocks_sum(&piece->blocks, piece->extents, piece->extent_count) == piece->sum;
 }
 
 /* The chunk is in the object (RESULT 0), or must look as if it had never been asked for. */
 static void settle_slot(struct run *run, struct piece *piece)
 {
 	struct kv_version *version = piece->job->version;
-	uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
+	uint64_t offset = (uint64_t)piece->blocks.number << KV_CHUNK_SHIFT;
 	uint64_t given_back = 0;
 
 	if (piece->result < 0)
 		(void)kv_object_punch(version->object, offset, KV_CHUNK_SIZE);
 	{
 		KV_LOCKED(&version->lock);
-		struct kv_slot *slot = kv_slot_find(version, piece->number);
+		struct kv_slot *slot = kv_slot_find(version, piece->blocks.number);
 		slot->flags &= (uint16_t)~KV_SLOT_BUSY;
 		if (piece->result < 0) {
 			slot->flags |= KV_SLOT_FAILED;
@@ -294,8 +262,8 @@ static void note_mismatch(struct piece *piece)
 static int copy_to_object(struct piece *piece)
 {
 	struct kv_version *version = piece->job->version;
-	uint64_t start = (uint64_t)piece->number << KV_CHUNK_SHIFT, room;
-	int r = kv_chunk_allocate(version, piece->number, &piece->bits);
+	int r = kv_chunk_allocate(version, piece->blocks.number, &piece->blocks.bits);
+	uint64_t size;
 
 	if (r < 0)
 		return r;
@@ -303,9 +271,9 @@ static int copy_to_object(struct piece *piece)
 		KV_LOCKED(&version->lock);
 		/* Of a published version it is exact already: what lies behind the end must not
 		 * grow it. */
-		room = version->object_size - start;
+		size = version->object_size;
 	}
-	return kv_chunk_copy_in(version, piece->number, &piece->bits, piece->memory, room);
+	return kv_blocks_store(&piece->blocks, version->object, size);
 }
 
 static void finish_piece(struct run *run, struct piece *piece)
@@ -356,7 +324,7 @@ static void report_damage(struct run *run, const struct piece *piece)
 	kv_log_error("fill",
 		"checksum mismatch ino=%" PRIu64 " version=%" PRIu64 " chunk=%" PRIu32
 		" device=%u offset=%" PRIu64,
-		file->ino, version->number, piece->number, piece->extents[0].device,
+		file->ino, version->number, piece->blocks.number, piece->extents[0].device,
 		kv_extent_offset(&piece->extents[0]));
 	(void)pthread_mutex_lock(&version->lock);
 	bool committed = version->state == KV_VERSION_COMMITTED;
@@ -455,7 +423,7 @@ static void fail_all(struct run *run, int error)
 		struct piece piece = {.job = job, .buffer = -1, .result = error, .finished = true};
 
 		for (uint32_t k = 0; k < job->count && !job->memory; k++) {
-			piece.number = job->first + k;
+			piece.blocks.number = job->first + k;
 			settle_slot(run, &piece);
 		}
 		run->mappings = &none;

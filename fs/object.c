@@ -219,8 +219,8 @@ int kv_object_allocate(struct kv_object *object, uint64_t offset, uint64_t lengt
 }
 
 /*
- * The one way past huge=within_size: a fault in a mapping that wants no huge pages. Unmapped at once,
- * so that page tables do not cost as much again.
+ * The one way past huge=within_size: a fault in a mapping that wants no huge pages. Unmapped at
+ * once, so that page tables do not cost as much again.
  */
 static int populate(struct kv_object *object, uint64_t offset, uint64_t length)
 {

@@ -76,67 +76,51 @@ void kv_slot_settle_pages(struct kv_slot *slot)
 
 /* ---- Allocating ---- */
 
-/* Offset in the object, and length, of the run of BITS that begins with block FIRST. */
-static uint64_t run_at(
-	const struct kv_bits *bits, uint32_t number, unsigned first, uint64_t *ret_length)
+static uint64_t offset_of(uint32_t number, unsigned block)
 {
-	*ret_length = (uint64_t)(kv_bits_next(bits, first, false) - first) << KV_BLOCK_SHIFT;
-	return ((uint64_t)number << KV_CHUNK_SHIFT) + ((uint64_t)first << KV_BLOCK_SHIFT);
+	return ((uint64_t)number << KV_CHUNK_SHIFT) + ((uint64_t)block << KV_BLOCK_SHIFT);
 }
 
 static int punch(struct kv_version *version, uint32_t number, const struct kv_bits *bits)
 {
-	uint64_t length;
-	int r = 0;
+	KV_BITS_FOREACH (first, end, bits) {
+		int r = kv_object_punch(version->object, offset_of(number, first),
+			(uint64_t)(end - first) << KV_BLOCK_SHIFT);
 
-	for (unsigned b = kv_bits_next(bits, 0, true); b < KV_CHUNK_BLOCKS && r == 0;
-		b = kv_bits_next(bits, kv_bits_next(bits, b, false), true)) {
-		uint64_t offset = run_at(bits, number, b, &length);
-
-		r = kv_object_punch(version->object, offset, length);
+		if (r < 0)
+			return r;
 	}
-	return r;
+	return 0;
+}
+
+static int allocate_run(
+	struct kv_object *object, uint64_t offset, uint64_t length, uint64_t object_size)
+{
+	bool may_be_huge = kv_round_up(offset + 1, HUGE_PAGE_SIZE) <= object_size;
+
+	if (may_be_huge && length < KV_CHUNK_SIZE)
+		return kv_object_allocate_small(object, offset, length);
+	return kv_object_allocate(object, offset, length);
 }
 
 int kv_chunk_allocate(struct kv_version *version, uint32_t number, const struct kv_bits *bits)
 {
-	uint64_t size, length;
-	int r = 0;
+	uint64_t size;
 
 	{
 		KV_LOCKED(&version->lock);
 		size = version->object_size;
 	}
-	for (unsigned b = kv_bits_next(bits, 0, true); b < KV_CHUNK_BLOCKS && r == 0;
-		b = kv_bits_next(bits, kv_bits_next(bits, b, false), true)) {
-		uint64_t offset = run_at(bits, number, b, &length);
-		bool may_be_huge = kv_round_up(offset + 1, HUGE_PAGE_SIZE) <= size;
+	KV_BITS_FOREACH (first, end, bits) {
+		int r = allocate_run(version->object, offset_of(number, first),
+			(uint64_t)(end - first) << KV_BLOCK_SHIFT, size);
 
-		if (may_be_huge && length < KV_CHUNK_SIZE)
-			r = kv_object_allocate_small(version->object, offset, length);
-		else
-			r = kv_object_allocate(version->object, offset, length);
+		if (r < 0) {
+			(void)punch(version, number, bits);
+			return r;
+		}
 	}
-	if (r < 0)
-		(void)punch(version, number, bits);
-	return r;
-}
-
-int kv_chunk_copy_in(struct kv_version *version, uint32_t number, const struct kv_bits *bits,
-	const uint8_t *memory, uint64_t room)
-{
-	uint64_t start = (uint64_t)number << KV_CHUNK_SHIFT, length;
-	int r = 0;
-
-	for (unsigned b = kv_bits_next(bits, 0, true); b < KV_CHUNK_BLOCKS && r == 0;
-		b = kv_bits_next(bits, kv_bits_next(bits, b, false), true)) {
-		uint64_t at = run_at(bits, number, b, &length) - start;
-
-		if (at < room)
-			r = kv_object_write(version->object, memory + at,
-				kv_min_u64(length, room - at), start + at);
-	}
-	return r;
+	return 0;
 }
 
 static int charge_and_allocate(struct kv_version *version, uint32_t number,

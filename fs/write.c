@@ -213,9 +213,10 @@ static int make_dirty(struct kv_writer *writer, uint32_t number, const struct kv
 static int copy_base(struct kv_version *version, uint32_t number, const struct kv_bits *bits)
 {
 	const struct kv_span span = {.chunk = number, .to = kv_bits_end(bits) << KV_BLOCK_SHIFT};
-	uint64_t start = (uint64_t)number << KV_CHUNK_SHIFT, room;
 	_cleanup_free_ uint8_t *buffer = malloc(span.to);
+	const struct kv_blocks blocks = {.number = number, .bits = *bits, .memory = buffer};
 	struct kv_version *base;
+	uint64_t size;
 	int r;
 
 	if (!buffer)
@@ -223,11 +224,11 @@ static int copy_base(struct kv_version *version, uint32_t number, const struct k
 	{
 		KV_LOCKED(&version->lock);
 		base = kv_version_ref(version->base);
-		room = version->object_size - start;
+		size = version->object_size;
 	}
 	r = kv_version_read_span(base, &span, buffer);
 	kv_version_unref(base);
-	return r < 0 ? r : kv_chunk_copy_in(version, number, bits, buffer, room);
+	return r < 0 ? r : kv_blocks_store(&blocks, version->object, size);
 }
 
 /* What its first write costs a BASE chunk, which has BITS: promises and pages. */

@@ -67,12 +67,12 @@ static void take_chunk(
 
 	*chunk = (struct kv_batch_chunk){
 		.version = kv_version_ref(version),
-		.number = number,
+		.content.number = number,
 		.blocks = slot->blocks,
 		.buffer = -1,
 	};
 	batch->blocks += slot->blocks;
-	kv_slot_bits(slot, &chunk->bits);
+	kv_slot_bits(slot, &chunk->content.bits);
 	slot->flags |= KV_SLOT_WRITEBACK;
 	if (!version->wrote)
 		version->flush_failures = atomic_load(&version->file->core->flush_failures);

@@ -13,12 +13,9 @@
 /* A chunk on its way to a device. Its slot has WRITEBACK; its blocks' promise is the job's. */
 struct kv_batch_chunk {
 	struct kv_version *version; /* counted */
-	uint32_t number;
+	struct kv_blocks content;
 	unsigned blocks;
-	struct kv_bits bits;
-	uint8_t *memory; /* where the chunk's first byte is, or (PACKED) that of its first block */
-	bool packed;     /* the blocks lie one behind the other, without the holes */
-	int buffer;      /* ring buffer that holds it, or -1 */
+	int buffer; /* ring buffer that holds it, or -1 */
 	struct kv_extent *extents;
 	unsigned extent_count;
 	unsigned left; /* transfers */

@@ -6,7 +6,6 @@
 #include "fs/writeback_internal.h"
 
 #include <inttypes.h>
-#include <xxhash.h>
 
 /* Chunks of a file go to the devices in runs of that many. */
 #define STRIPE_CHUNKS 4u
@@ -45,12 +44,10 @@ static int allocate_extents(struct kv_core *core, struct kv_batch_chunk *chunk, 
 	if (r < 0)
 		return r;
 	chunk->promised = 0;
-	for (unsigned b = kv_bits_next(&chunk->bits, 0, true), end; b < KV_CHUNK_BLOCKS;
-		b = kv_bits_next(&chunk->bits, end, true)) {
-		end = kv_bits_next(&chunk->bits, b, false);
-		for (unsigned first = b; first < end; first += cut[count++].count) {
+	KV_BITS_FOREACH (first, end, &chunk->content.bits) {
+		for (unsigned b = first; b < end; b += cut[count++].count) {
 			rest += rest->count == 0;
-			cut[count] = take_piece(rest, first, end);
+			cut[count] = take_piece(rest, b, end);
 		}
 	}
 	chunk->extents = malloc(count * sizeof(cut[0]));
@@ -65,7 +62,7 @@ static int allocate_extents(struct kv_core *core, struct kv_batch_chunk *chunk, 
 
 static unsigned device_of(const struct kv_core *core, const struct kv_batch_chunk *chunk)
 {
-	return (unsigned)((chunk->version->file->ino + chunk->number / STRIPE_CHUNKS) %
+	return (unsigned)((chunk->version->file->ino + chunk->content.number / STRIPE_CHUNKS) %
 			  kv_devices_count(core->devices));
 }
 
@@ -93,25 +90,14 @@ static uint8_t *slab_get(struct kv_worker *worker, size_t bytes)
 static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
 {
 	struct kv_batch *batch = &worker->batch;
-	size_t bytes = (size_t)chunk->blocks << KV_BLOCK_SHIFT, done = 0;
-	uint64_t start = (uint64_t)chunk->number << KV_CHUNK_SHIFT;
-	uint8_t *memory = slab_get(worker, bytes);
-	int r = memory ? 0 : -ENOMEM;
+	size_t bytes = (size_t)chunk->blocks << KV_BLOCK_SHIFT;
+	struct kv_blocks copy = chunk->content;
 
-	for (unsigned b = kv_bits_next(&chunk->bits, 0, true), end; b < KV_CHUNK_BLOCKS && r == 0;
-		b = kv_bits_next(&chunk->bits, end, true)) {
-		size_t length;
-
-		end = kv_bits_next(&chunk->bits, b, false);
-		length = (size_t)(end - b) << KV_BLOCK_SHIFT;
-		r = kv_object_read(chunk->version->object, memory + done, length,
-			start + ((uint64_t)b << KV_BLOCK_SHIFT));
-		done += length;
-	}
-	if (r < 0)
+	copy.packed = true;
+	copy.memory = slab_get(worker, bytes);
+	if (!copy.memory || kv_blocks_load(&copy, chunk->version->object) < 0)
 		return false;
-	chunk->memory = memory;
-	chunk->packed = true;
+	chunk->content = copy;
 	chunk->buffer = batch->buffers[batch->buffer_count - 1];
 	batch->slab_used += bytes;
 	return true;
@@ -119,7 +105,8 @@ static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
 
 static bool follows(const struct kv_batch_chunk *before, const struct kv_batch_chunk *chunk)
 {
-	return before->version == chunk->version && before->number + 1 == chunk->number;
+	return before->version == chunk->version &&
+	       before->content.number + 1 == chunk->content.number;
 }
 
 /* Maps the run of neighbours that begins with chunk FIRST. Returns how many chunks that are. */
@@ -133,12 +120,13 @@ static unsigned map_run(struct kv_batch *batch, unsigned first)
 	while (count < left && count < KV_RUN_CHUNKS && follows(&chunks[count - 1], &chunks[count]))
 		count++;
 	mapping->length = ((size_t)(count - 1) << KV_CHUNK_SHIFT) +
-			  ((size_t)kv_bits_end(&chunks[count - 1].bits) << KV_BLOCK_SHIFT);
-	r = kv_object_map(chunks[0].version->object, (uint64_t)chunks[0].number << KV_CHUNK_SHIFT,
-		mapping->length, &mapping->memory);
+			  ((size_t)kv_bits_end(&chunks[count - 1].content.bits) << KV_BLOCK_SHIFT);
+	r = kv_object_map(chunks[0].version->object,
+		(uint64_t)chunks[0].content.number << KV_CHUNK_SHIFT, mapping->length,
+		&mapping->memory);
 	for (unsigned i = 0; i < count; i++) {
 		if (r == 0)
-			chunks[i].memory =
+			chunks[i].content.memory =
 				(uint8_t *)mapping->memory + ((size_t)i << KV_CHUNK_SHIFT);
 		else
 			chunks[i].result = r;
@@ -164,13 +152,6 @@ static void find_memory(struct kv_worker *worker)
 
 /* ---- Transfers ---- */
 
-/* Next to each other, on the device and in memory. */
-static bool goes_on(const struct kv_io *before, const struct kv_io *io)
-{
-	return before->device == io->device && before->offset + before->length == io->offset &&
-	       (const uint8_t *)before->memory + before->length == io->memory;
-}
-
 static int add_ios(struct kv_batch *batch, struct kv_batch_chunk *chunk)
 {
 	if (batch->io_count + chunk->extent_count > batch->io_capacity) {
@@ -182,54 +163,15 @@ static int add_ios(struct kv_batch *batch, struct kv_batch_chunk *chunk)
 		batch->ios = ios;
 		batch->io_capacity = capacity;
 	}
-	struct kv_io *ios = &batch->ios[batch->io_count];
-	unsigned at = 0;
-	chunk->left = 0;
-	for (unsigned i = 0; i < chunk->extent_count; i++) {
-		const struct kv_extent *extent = &chunk->extents[i];
-		const struct kv_io io = {
-			.kind = KV_IO_WRITE,
-			.device = extent->device,
-			.buffer = chunk->buffer,
-			.offset = kv_extent_offset(extent),
-			.memory = chunk->memory +
-				  ((size_t)(chunk->packed ? at : extent->block) << KV_BLOCK_SHIFT),
-			.length = extent->count << KV_BLOCK_SHIFT,
-			.arg = chunk,
-		};
-
-		if (chunk->left > 0 && goes_on(&ios[chunk->left - 1], &io))
-			ios[chunk->left - 1].length += io.length;
-		else
-			ios[chunk->left++] = io;
-		at += extent->count;
-	}
+	const struct kv_io template = {
+		.kind = KV_IO_WRITE,
+		.buffer = chunk->buffer,
+		.arg = chunk,
+	};
+	chunk->left = kv_blocks_ios(&chunk->content, chunk->extents, chunk->extent_count, &template,
+		&batch->ios[batch->io_count]);
 	batch->io_count += chunk->left;
 	return 0;
-}
-
-static uint64_t sum_of(const struct kv_batch_chunk *chunk)
-{
-	const struct kv_extent *extents = chunk->extents;
-	XXH3_state_t *state;
-	uint64_t sum;
-
-	if (chunk->packed || chunk->extent_count == 1)
-		return XXH3_64bits(
-			chunk->memory +
-				(chunk->packed ? 0 : (size_t)extents[0].block << KV_BLOCK_SHIFT),
-			(size_t)chunk->blocks << KV_BLOCK_SHIFT);
-	state = XXH3_createState();
-	if (!state)
-		abort();
-	(void)XXH3_64bits_reset(state);
-	for (unsigned i = 0; i < chunk->extent_count; i++)
-		(void)XXH3_64bits_update(state,
-			chunk->memory + ((size_t)extents[i].block << KV_BLOCK_SHIFT),
-			(size_t)extents[i].count << KV_BLOCK_SHIFT);
-	sum = XXH3_64bits_digest(state);
-	XXH3_freeState(state);
-	return sum;
 }
 
 /* Lock held. The slot of a chunk that is on the devices now. */
@@ -253,14 +195,16 @@ static int adopt_extents(struct kv_batch_chunk *chunk, struct kv_slot *slot, uin
 static void finish_chunk(struct kv_core *core, struct kv_batch_chunk *chunk)
 {
 	struct kv_version *version = chunk->version;
-	uint64_t sum = chunk->result == 0 ? sum_of(chunk) : 0;
+	uint64_t sum = chunk->result == 0
+			       ? kv_blocks_sum(&chunk->content, chunk->extents, chunk->extent_count)
+			       : 0;
 	uint64_t bytes = (uint64_t)chunk->blocks << KV_BLOCK_SHIFT;
 
 	assert(!chunk->finished && chunk->left == 0);
 	chunk->finished = true;
 	{
 		KV_LOCKED(&version->lock);
-		struct kv_slot *slot = kv_slot_find(version, chunk->number);
+		struct kv_slot *slot = kv_slot_find(version, chunk->content.number);
 		bool stale = slot->flags & KV_SLOT_REDIRTIED;
 		slot->flags &= (uint16_t) ~(KV_SLOT_WRITEBACK | KV_SLOT_REDIRTIED);
 		if (chunk->result == 0 && !stale)
@@ -316,7 +260,7 @@ static void retry_chunk(struct kv_worker *worker, struct kv_batch_chunk *chunk)
 	unsigned refused_count = chunk->extent_count;
 	int r = 0;
 
-	if (refused_count == 0 || !chunk->memory) {
+	if (refused_count == 0 || !chunk->content.memory) {
 		finish_chunk(core, chunk);
 		return;
 	}
