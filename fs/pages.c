@@ -17,7 +17,6 @@
 #define ATTEMPTS_MAX 3u
 /* A write of that much to an empty chunk takes the whole chunk, for the sake of huge pages. */
 #define LARGE_BLOCKS (KV_CHUNK_BLOCKS / 2)
-#define HUGE_PAGE_SIZE (UINT64_C(2) << 20)
 
 /* ---- What there is ---- */
 
@@ -93,14 +92,15 @@ static int punch(struct kv_version *version, uint32_t number, const struct kv_bi
 	return 0;
 }
 
+/* A part of what lies inside the size would bring pages around it along. */
 static int allocate_run(
 	struct kv_object *object, uint64_t offset, uint64_t length, uint64_t object_size)
 {
-	bool may_be_huge = kv_round_up(offset + 1, HUGE_PAGE_SIZE) <= object_size;
+	bool inside = offset + length <= kv_round_up(object_size, KV_BLOCK_SIZE);
+	bool whole = length >= kv_min_u64(object_size, KV_CHUNK_SIZE);
 
-	if (may_be_huge && length < KV_CHUNK_SIZE)
-		return kv_object_allocate_small(object, offset, length);
-	return kv_object_allocate(object, offset, length);
+	return inside && !whole ? kv_object_allocate_small(object, offset, length)
+				: kv_object_allocate(object, offset, length);
 }
 
 int kv_chunk_allocate(struct kv_version *version, uint32_t number, const struct kv_bits *bits)

@@ -142,8 +142,12 @@ static void find_memory(struct kv_worker *worker)
 
 	for (unsigned i = 0; i < batch->chunk_count;) {
 		size_t bytes = (size_t)batch->chunks[i].blocks << KV_BLOCK_SHIFT;
+		/* Each hole would be one transfer more. */
+		size_t most = kv_bits_is_prefix(&batch->chunks[i].content.bits)
+				      ? COPY_BYTES
+				      : KV_RING_BUFFER_SIZE;
 
-		if (bytes <= COPY_BYTES && copy_to_slab(worker, &batch->chunks[i]))
+		if (bytes <= most && copy_to_slab(worker, &batch->chunks[i]))
 			i++;
 		else
 			i += map_run(batch, i);
