@@ -209,71 +209,7 @@ static int make_dirty(struct kv_writer *writer, uint32_t number, const struct kv
 	return r;
 }
 
-/* Copies the content of a BASE chunk, which has BITS, into the object. */
-static int copy_base(struct kv_version *version, uint32_t number, const struct kv_bits *bits)
-{
-	const struct kv_span span = {.chunk = number, .to = kv_bits_end(bits) << KV_BLOCK_SHIFT};
-	_cleanup_free_ uint8_t *buffer = malloc(span.to);
-	const struct kv_blocks blocks = {.number = number, .bits = *bits, .memory = buffer};
-	struct kv_version *base;
-	uint64_t size;
-	int r;
-
-	if (!buffer)
-		return -ENOMEM;
-	{
-		KV_LOCKED(&version->lock);
-		base = kv_version_ref(version->base);
-		size = version->object_size;
-	}
-	r = kv_version_read_span(base, &span, buffer);
-	kv_version_unref(base);
-	return r < 0 ? r : kv_blocks_store(&blocks, version->object, size);
-}
-
-/* What its first write costs a BASE chunk, which has BITS: promises and pages. */
-static int prepare_base(
-	struct kv_writer *writer, uint32_t number, bool content, struct kv_bits *ret_bits)
-{
-	struct kv_version *version = writer->version;
-	int r = kv_chunk_bits(version, number, ret_bits);
-	struct kv_pages pages;
-	bool there;
-
-	if (r < 0 || kv_bits_count(ret_bits) == 0)
-		return r;
-	r = kv_writer_promise_more(writer, kv_bits_count(ret_bits));
-	if (r < 0)
-		return r;
-	kv_pages_for_bits(ret_bits, &pages);
-	{
-		KV_LOCKED(&version->lock);
-
-		r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
-		/* BUSY as the slot is, it cannot be punched. */
-		there = kv_slot_find(version, number)->flags & KV_SLOT_RESIDENT;
-		if (r == 0 && !there)
-			r = add_pages(version, number, &pages);
-	}
-	return r == 0 && content && !there ? copy_base(version, number, ret_bits) : r;
-}
-
-/* Makes a BASE chunk the version's own. CONTENT: with its bytes. The slot is BUSY by the caller. */
-static int own_base(struct kv_writer *writer, uint32_t number, bool content)
-{
-	struct kv_version *version = writer->version;
-	struct kv_bits bits;
-	int r = prepare_base(writer, number, content, &bits);
-	KV_LOCKED(&version->lock);
-	if (r == 0 && kv_bits_count(&bits) == 0)
-		kv_slot_find(version, number)->state = KV_CHUNK_HOLE;
-	else if (r == 0)
-		r = make_dirty(writer, number, &bits);
-	free_slot(version, number);
-	return r;
-}
-
-/* Brings a COLD chunk of a version being written back into its object. */
+/* Brings a chunk that lies on the devices, or in a base, into the version's own object. */
 static int bring_in(struct kv_version *version, uint32_t number)
 {
 	const struct kv_fill_range range = {
@@ -288,13 +224,62 @@ static int bring_in(struct kv_version *version, uint32_t number)
 	return r == -EAGAIN ? -ENOMEM : r;
 }
 
-/* ---- One span ---- */
-
-/* Lock held. */
-static bool covers_used(const struct kv_version *version, const struct kv_span *span)
+/* Lock held. Whether the chunk, which has BITS, keeps nothing of what it has when SPAN is written.
+ */
+static bool covers(
+	const struct kv_version *version, const struct kv_span *span, const struct kv_bits *bits)
 {
-	return span->from == 0 && (span->to == KV_CHUNK_SIZE || span_end(span) >= version->size);
+	unsigned first = (unsigned)kv_div_round_up(span->from, KV_BLOCK_SIZE);
+	unsigned end =
+		span_end(span) >= version->size ? end_block(span) : span->to >> KV_BLOCK_SHIFT;
+
+	return kv_bits_next(bits, 0, true) >= first && kv_bits_end(bits) <= end;
 }
+
+/* Lock held, the chunk BASE with BITS and resident, or nothing of it is kept: now it is DIRTY. */
+static int own_pages(struct kv_writer *writer, uint32_t number, const struct kv_bits *bits)
+{
+	struct kv_version *version = writer->version;
+	int r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
+	struct kv_pages pages;
+
+	kv_pages_for_bits(bits, &pages);
+	/* BUSY as the slot is, it cannot be punched. */
+	if (r == 0 && !(kv_slot_find(version, number)->flags & KV_SLOT_RESIDENT))
+		r = add_pages(version, number, &pages);
+	return r < 0 ? r : make_dirty(writer, number, bits);
+}
+
+/*
+ * A step towards a BASE chunk that is the version's own: with its content, or without what SPAN (if
+ * there is one) covers. The slot is BUSY by the caller.
+ */
+static int own_base(struct kv_writer *writer, uint32_t number, const struct kv_span *span)
+{
+	struct kv_version *version = writer->version;
+	bool missing = false;
+	struct kv_bits bits;
+	int r = kv_chunk_bits(version, number, &bits);
+
+	if (r == 0)
+		r = kv_writer_promise_more(writer, kv_bits_count(&bits));
+	{
+		KV_LOCKED(&version->lock);
+		struct kv_slot *slot = kv_slot_find(version, number);
+
+		if (r == 0 && kv_bits_count(&bits) == 0)
+			slot->state = KV_CHUNK_HOLE;
+		else if (r == 0)
+			missing = !(slot->flags & KV_SLOT_RESIDENT) &&
+				  !(span && covers(version, span, &bits));
+		if (r == 0 && kv_bits_count(&bits) > 0 && !missing)
+			r = own_pages(writer, number, &bits);
+		free_slot(version, number);
+	}
+	return missing ? bring_in(version, number) : r;
+}
+
+/* ---- One span ---- */
 
 enum ready {
 	READY,       /* the lock is still held */
@@ -347,12 +332,10 @@ static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum
 	kv_slot_bits(slot, &bits);
 	if (slot->state == KV_CHUNK_BASE) {
 		slot->flags |= KV_SLOT_BUSY;
-		bool content = !covers_used(version, span);
 		(void)pthread_mutex_unlock(&version->lock);
-		return own_base(writer, span->chunk, content);
+		return own_base(writer, span->chunk, span);
 	}
-	if (slot->state == KV_CHUNK_COLD &&
-		(!covers_used(version, span) || kv_bits_end(&bits) > end_block(span))) {
+	if (slot->state == KV_CHUNK_COLD && !covers(version, span, &bits)) {
 		(void)pthread_mutex_unlock(&version->lock);
 		return bring_in(version, span->chunk);
 	}
@@ -446,7 +429,7 @@ int kv_writer_own(struct kv_writer *writer, uint32_t number)
 		}
 		(void)pthread_mutex_unlock(&version->lock);
 		if (state == KV_CHUNK_BASE)
-			r = own_base(writer, number, true);
+			r = own_base(writer, number, NULL);
 		else if (state == KV_CHUNK_COLD)
 			r = bring_in(version, number);
 		else

@@ -199,7 +199,7 @@ static void test_core_pages__transfers_by_the_block(void **state)
 		assert_int_equal(unit.disk.reads - reads, 1);
 		assert_int_equal(kv_stat_get(&unit.stats.fill_bytes) - fills, bytes);
 		unit_expect_pages(pool.version);
-		assert_int_equal(unit_charged(&unit), writes_too ? 2 * bytes : bytes);
+		assert_int_equal(unit_charged(&unit), bytes);
 		unit_pool_close(&pool);
 		unit_chill(&unit);
 	}
