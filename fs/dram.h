@@ -88,8 +88,8 @@ int kv_object_resize(struct kv_object *object, uint64_t size);
  */
 int kv_object_allocate(struct kv_object *object, uint64_t offset, uint64_t length);
 /*
- * The same, never with huge pages: takes the blocks that are asked for, and no more. They lie inside
- * the size. On failure some of them may be there.
+ * The same, never with huge pages: takes the blocks that are asked for, and no more. They lie
+ * inside the size. On failure some of them may be there.
  */
 int kv_object_allocate_small(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Frees the pages of whole blocks in the range; they read as zero. */
