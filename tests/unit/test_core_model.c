@@ -325,7 +325,7 @@ static void test_core_model__blocks(void **state)
 			.dram = i ? 16 * MIB : 64 * MIB,
 			.devices = i == 2 ? 3 : 0,
 			.blocks = true,
-			.rounds = 3 * ROUNDS});
+			.rounds = 2 * ROUNDS});
 }
 
 /* A write to a huge offset, truncation to a huge size and seeking there cost next to nothing. */
