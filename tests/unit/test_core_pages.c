@@ -153,6 +153,34 @@ static void test_core_pages__from_the_start_then_apart(void **state)
 	unit_done(&unit);
 }
 
+/* A pool that is synced keeps its pages, and goes on with them. */
+static void test_core_pages__sync_keeps_pages(void **state)
+{
+	static const unsigned order[] = {10, 20, 1, 0, 255, 11, 10};
+	struct unit unit;
+
+	(void)state;
+	unit_init(&unit, (struct unit_sizes){.store = 200 * MIB, .dram = 64 * MIB});
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 64 * MIB);
+	for (unsigned i = 0; i < 7; i++) {
+		assert_int_equal(unit_write_pattern(pool.version, KV_BLOCK_SIZE,
+					 3 * MIB + order[i] * KV_BLOCK_SIZE, 1),
+			0);
+		assert_int_equal(unit_charged(&unit), (i < 6 ? i + 1 : 6) * KV_BLOCK_SIZE);
+		unit_pool_sync(&pool);
+		for (unsigned k = 0; k <= i; k++)
+			unit_expect_pattern(
+				pool.version, KV_BLOCK_SIZE, 3 * MIB + order[k] * KV_BLOCK_SIZE, 1);
+		assert_int_equal(unit_charged(&unit), (i < 6 ? i + 1 : 6) * KV_BLOCK_SIZE);
+		unit_expect_pages(pool.version);
+	}
+	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), 0);
+	unit_expect_zeros(pool.version, KV_BLOCK_SIZE, 3 * MIB + 2 * KV_BLOCK_SIZE);
+	unit_pool_end(&unit, &pool, "pool");
+	unit_expect_used(&unit, 0);
+	unit_done(&unit);
+}
+
 /* Only blocks go to the devices and come back, a few of them in one transfer, and a chunk that
  * comes back has its blocks' pages. */
 static void test_core_pages__transfers_by_the_block(void **state)
@@ -344,6 +372,7 @@ int main(void)
 		cmocka_unit_test(test_core_pages__blocks_take_their_pages),
 		cmocka_unit_test(test_core_pages__streams_take_chunks),
 		cmocka_unit_test(test_core_pages__from_the_start_then_apart),
+		cmocka_unit_test(test_core_pages__sync_keeps_pages),
 		cmocka_unit_test(test_core_pages__transfers_by_the_block),
 		cmocka_unit_test(test_core_pages__more_than_dram),
 		cmocka_unit_test(test_core_pages__few_holes_are_filled),
