@@ -21,6 +21,27 @@ static bool table_has_pairs(uint8_t table)
 	       table != KV_TABLE_GUARD && table != KV_TABLE_INODE;
 }
 
+const char *kv_table_name(unsigned table)
+{
+	static const char *const names[_KV_TABLE_MAX] = {
+		[KV_TABLE_META] = "head",
+		[KV_TABLE_SPACE_GROUP] = "bitmap of blocks",
+		[KV_TABLE_SPACE_SUMMARY] = "count of blocks",
+		[KV_TABLE_REFCOUNT] = "reference count",
+		[KV_TABLE_ORPHAN] = "orphan",
+		[KV_TABLE_DOMAIN] = "quota",
+		[KV_TABLE_XATTR] = "attribute",
+		[KV_TABLE_LINK] = "link",
+		[KV_TABLE_MAP] = "map",
+		[KV_TABLE_DIRENT] = "name",
+		[KV_TABLE_USE] = "use",
+		[KV_TABLE_GUARD] = "padding",
+		[KV_TABLE_INODE] = "inode",
+	};
+
+	return table < _KV_TABLE_MAX && names[table] ? names[table] : "table";
+}
+
 int kv_key_decode(const void *data, size_t size, struct kv_key *ret_key)
 {
 	const uint8_t *bytes = data;

@@ -89,6 +89,9 @@ enum kv_table {
 	_KV_TABLE_MAX,
 };
 
+/* As messages call it; "table" for none of them. */
+const char *kv_table_name(unsigned table);
+
 #define KV_META_STORE 0u
 #define KV_META_STATE 1u
 /* With the longest key a node of half a page. */

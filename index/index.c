@@ -66,7 +66,7 @@ static void read_ahead(MDB_env *env)
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
 }
 
-static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
+int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env)
 {
 	MDB_env *env;
 	int dead;
@@ -78,7 +78,7 @@ static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
 	if (code == 0)
 		code = mdb_env_set_maxreaders(env, READERS_MAX);
 	if (code == 0)
-		code = mdb_env_open(env, path, ENV_FLAGS, 0600);
+		code = mdb_env_open(env, path, ENV_FLAGS | flags, 0600);
 	if (code == 0) /* slots of a daemon that was killed would keep old pages from reuse */
 		code = mdb_reader_check(env, &dead);
 	if (code != 0) {
@@ -167,9 +167,7 @@ static int sync_directory(const char *path)
 	return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }
 
-/* Whether the regular file data.mdb is in PATH: 0, -ENOENT, -EUCLEAN for anything else of the name.
- */
-static int data_file_check(const char *path)
+int kv_index_file_check(const char *path)
 {
 	_cleanup_fd_ int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	struct stat st;
@@ -217,14 +215,14 @@ int kv_index_create(const char *path, const struct kv_index_store *store, uint32
 
 	if (!store_is_valid(store))
 		return -EINVAL;
-	r = data_file_check(path);
+	r = kv_index_file_check(path);
 	if (r != -ENOENT)
 		return r < 0 && r != -EUCLEAN ? r : -EEXIST;
 	record.store.format = KV_INDEX_FORMAT;
 	if (getrandom(&record.hash_seed, sizeof(record.hash_seed), 0) !=
 		(ssize_t)sizeof(record.hash_seed))
 		return -EIO;
-	r = env_open(path, 0, &env);
+	r = kv_index_env_open(path, 0, 0, &env);
 	if (r < 0)
 		return r;
 	r = create_write(env, &record, &root);
@@ -260,7 +258,7 @@ static int load_record(struct kv_view *view, uint64_t which, struct kv_value *re
 	return r == -ENOENT ? -EUCLEAN : r;
 }
 
-static int load_meta(struct kv_index *index, struct kv_state *ret_state)
+int kv_index_load_meta(struct kv_index *index, struct kv_state *ret_state)
 {
 	struct kv_view view;
 	struct kv_value value;
@@ -278,43 +276,59 @@ static int load_meta(struct kv_index *index, struct kv_state *ret_state)
 	return r;
 }
 
+const char *kv_index_meta_error(
+	const struct kv_index *index, int r, char *ret_text, size_t text_size)
+{
+	unsigned format = index->record.store.format;
+
+	if (r != -EPROTO)
+		(void)snprintf(ret_text, text_size,
+			"the index is damaged, its head cannot be read: %s; " KV_INDEX_ADVICE,
+			strerror(-r));
+	else if (format < KV_INDEX_FORMAT)
+		(void)snprintf(ret_text, text_size,
+			"the index has format %u, of an older kvfs; this one has format %u and "
+			"cannot read it: it is a cache, so make the store anew with `kvfs format "
+			"--force`, or use the older kvfs",
+			format, KV_INDEX_FORMAT);
+	else
+		(void)snprintf(ret_text, text_size,
+			"the index has format %u, made by a newer kvfs; this one knows up to %u: "
+			"update kvfs, or make the store anew with `kvfs format --force`",
+			format, KV_INDEX_FORMAT);
+	return ret_text;
+}
+
 static int load(struct kv_index *index, const struct kv_index_options *options,
 	const struct error_text *error)
 {
 	struct kv_state state;
-	int r = load_meta(index, &state);
+	char text[256];
+	int r = kv_index_load_meta(index, &state);
 
-	if (r == -EPROTO && index->record.store.format < KV_INDEX_FORMAT)
-		return fail(error, r,
-			"the index has format %u, of an older kvfs; this one has format %u and "
-			"cannot read it: it is a cache, so make the store anew with kvfs format",
-			index->record.store.format, KV_INDEX_FORMAT);
-	if (r == -EPROTO)
-		return fail(error, r,
-			"the index has format %u, made by a newer kvfs; this one knows up to %u: "
-			"update kvfs",
-			index->record.store.format, KV_INDEX_FORMAT);
 	if (r < 0)
-		return fail(error, r, "the index is damaged, its head cannot be read: %s",
-			strerror(-r));
+		return fail(error, r, "%s", kv_index_meta_error(index, r, text, sizeof(text)));
 	index->inodes = state.inodes;
 	r = kv_domains_load(index);
 	if (r < 0)
-		return fail(error, r, "the index is damaged, its quotas cannot be read: %s",
+		return fail(error, r,
+			"the index is damaged, its quotas cannot be read: %s; " KV_INDEX_ADVICE,
 			strerror(-r));
 	atomic_store(&index->next_ino, state.next_ino);
 	atomic_store(&index->ino_limit, state.next_ino);
 	r = kv_space_new(index, options->quota_blocks, &index->space);
 	if (r < 0)
-		return fail(error, r, "the index is damaged, its free space cannot be read: %s",
+		return fail(error, r,
+			"the index is damaged, its free space cannot be read: %s; " KV_INDEX_ADVICE,
 			strerror(-r));
 	if (state.used_blocks != kv_space_used(index->space))
 		return fail(error, -EUCLEAN,
-			"the index is damaged, its counts of used blocks disagree");
+			"the index is damaged, its counts of used blocks "
+			"disagree; " KV_INDEX_ADVICE);
 	return 0;
 }
 
-static int index_new(const struct kv_index_options *options, struct kv_index **ret_index)
+int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_index)
 {
 	struct kv_index *index = calloc(1, sizeof(*index));
 	pthread_rwlockattr_t writers_first;
@@ -350,10 +364,10 @@ static int index_new(const struct kv_index_options *options, struct kv_index **r
 	return 0;
 }
 
-static int open_env(struct kv_index *index, const char *path, uint64_t map_size)
+int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags)
 {
 	MDB_txn *txn;
-	int r = env_open(path, map_size, &index->env);
+	int r = kv_index_env_open(path, map_size, flags, &index->env);
 
 	if (r < 0)
 		return r;
@@ -368,10 +382,11 @@ static int open_env(struct kv_index *index, const char *path, uint64_t map_size)
 static int open_all(struct kv_index *index, const char *path,
 	const struct kv_index_options *options, const struct error_text *error)
 {
-	int r = open_env(index, path, options->map_size_bytes);
+	int r = kv_index_open_env(index, path, options->map_size_bytes, 0);
 
 	if (r == -EUCLEAN || r == -EPROTO)
-		return fail(error, r, "%s/data.mdb is damaged or not an LMDB file: %s", path,
+		return fail(error, r,
+			"%s/data.mdb is damaged or not an LMDB file: %s; " KV_INDEX_ADVICE, path,
 			strerror(-r));
 	if (r < 0)
 		return fail(error, r, "cannot open the index in %s: %s", path, strerror(-r));
@@ -387,13 +402,13 @@ int kv_index_open(const char *path, const struct kv_index_options *options,
 {
 	const struct error_text error = {.text = ret_error, .size = error_size};
 	struct kv_index *index;
-	int r = data_file_check(path);
+	int r = kv_index_file_check(path);
 
 	if (r == -ENOENT)
 		return fail(&error, r, "there is no index in %s: format the store first", path);
 	if (r < 0)
 		return fail(&error, r, "%s/data.mdb cannot be used: %s", path, strerror(-r));
-	r = index_new(options, &index);
+	r = kv_index_new(options, &index);
 	if (r < 0)
 		return fail(&error, r, "cannot open the index in %s: %s", path, strerror(-r));
 	r = open_all(index, path, options, &error);

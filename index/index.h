@@ -41,6 +41,11 @@ struct kv_index_store {
 						   excluded */
 };
 
+/* What to do about damage, for the end of a message. */
+#define KV_INDEX_ADVICE                                                                            \
+	"run `kvfs check` on the store, which can repair it, or make it anew with `kvfs format "   \
+	"--force`"
+
 struct kv_index_options {
 	uint64_t map_size_bytes;  /* 0: 64 GiB of address space */
 	uint32_t commit_delay_ms; /* group commit waits that long for company; 0: 5 */
@@ -151,6 +156,11 @@ int kv_index_readdir(struct kv_index *index, uint64_t ino, uint64_t cookie, bool
  * ret_name takes KV_NAME_MAX + 1 bytes, NUL-terminated.
  */
 int kv_index_name(struct kv_index *index, uint64_t ino, uint64_t *ret_parent, char *ret_name);
+/* The path of the first name of INO from the root, for the caller to free; NULL if it has none. */
+char *kv_index_path(struct kv_index *index, uint64_t ino);
+
+/* Fills ret_inos with regular files above AFTER that have blocks, ascending; returns how many. */
+ssize_t kv_index_files(struct kv_index *index, uint64_t after, uint64_t *ret_inos, size_t capacity);
 
 /* ---- Names ---- */
 

@@ -102,6 +102,18 @@ struct kv_index {
 
 /* LMDB's codes as negative errno. */
 int kv_index_errno(int code);
+/* Opens LMDB in directory PATH; FLAGS are added to those that all use. MAP_SIZE 0: the default. */
+int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env);
+/* One with nothing opened yet, for kv_index_close, and its parts in the order they are loaded. */
+int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_index);
+int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags);
+int kv_index_load_meta(struct kv_index *index, struct kv_state *ret_state);
+/* The line for the user that says why the head cannot be used. */
+const char *kv_index_meta_error(
+	const struct kv_index *index, int r, char *ret_text, size_t text_size);
+/* Whether the regular file data.mdb is in PATH: 0, -ENOENT, -EUCLEAN for anything else of the name.
+ */
+int kv_index_file_check(const char *path);
 /* Logs a record that failed its checks, and returns -EUCLEAN. */
 int kv_index_damaged(struct kv_index *index, const struct kv_key *key, const char *what);
 
@@ -266,6 +278,8 @@ int kv_view_entry_at(
 /* The inode that ENTRY names: -EUCLEAN if it is gone or of another type. */
 int kv_view_entry_node(
 	struct kv_view *view, const struct kv_entry *entry, struct kv_index_node *ret_node);
+/* The path of the first name of INO from the root, for the caller to free; NULL: none is known. */
+char *kv_view_path(struct kv_view *view, uint64_t ino);
 /* A free place for NAME: -EEXIST, or -ENOSPC if its hash has none left. */
 int kv_view_free_place(struct kv_view *view, uint64_t parent, const struct kv_name *name,
 	struct kv_place *ret_place);
