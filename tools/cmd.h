@@ -17,6 +17,7 @@ struct kv_report;
 /* Returned by cmd_getopt for an option it has complained about. */
 #define CMD_BAD_OPTION '?'
 
+int check_main(int argc, char **argv);
 int cool_main(int argc, char **argv);
 int evict_main(int argc, char **argv);
 int format_main(int argc, char **argv);

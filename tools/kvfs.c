@@ -31,6 +31,7 @@ static const struct {
 	{"warm", warm_main, "PATH...", "bring files into DRAM"},
 	{"cool", cool_main, "PATH...", "drop files from DRAM"},
 	{"evict", evict_main, "PATH...", "remove files from the store, as eviction does"},
+	{"check", check_main, "STORE", "check and repair a store that is not mounted"},
 };
 
 static void print_help(FILE *out)
@@ -39,10 +40,10 @@ static void print_help(FILE *out)
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
 		(void)fprintf(out, "  kvfs %-6s %-10s %s\n", commands[i].name,
 			commands[i].arguments, commands[i].summary);
-	(void)fprintf(out,
-		"\n"
-		"kvfs COMMAND --help explains a command; kvfs --version prints the\n"
-		"version. Exit status: 0, or 1 after one line that says what is wrong.\n");
+	(void)fprintf(out, "\n"
+			   "kvfs COMMAND --help explains a command; kvfs --version prints the\n"
+			   "version. Exit status: 0, or 1 after one line that says what is wrong;\n"
+			   "kvfs check has more of them.\n");
 }
 
 static void complain(const char *command, const char *format, va_list ap)

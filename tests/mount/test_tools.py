@@ -11,7 +11,7 @@ from kvmount import ROOT, MountFailed, build_folder
 from procs import eventually, run
 
 COMMANDS = ("format", "mount", "status", "stat", "quota", "pin", "unpin", "retire", "warm",
-            "cool", "evict")
+            "cool", "evict", "check")
 MODE_ANY = pytest.mark.parametrize("mode", ["daemon"])
 BLOCK = 4096
 
