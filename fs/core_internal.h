@@ -654,6 +654,8 @@ int kv_fill_wait(struct kv_version *version, uint32_t number);
 /* Reads and verifies one COLD chunk into MEMORY (KV_CHUNK_SIZE bytes, block-aligned). Of a version
  * being written: the slot is ours (BUSY). */
 int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory);
+/* The same, but of a chunk that is on a device it reads that, although DRAM may have it. */
+int kv_fill_stored(struct kv_version *version, uint32_t number, void *ret_memory);
 
 /* ---- open.c ---- */
 

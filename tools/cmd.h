@@ -25,6 +25,7 @@ int mount_main(int argc, char **argv);
 int pin_main(int argc, char **argv);
 int quota_main(int argc, char **argv);
 int retire_main(int argc, char **argv);
+int scrub_main(int argc, char **argv);
 int stat_main(int argc, char **argv);
 int status_main(int argc, char **argv);
 int unpin_main(int argc, char **argv);

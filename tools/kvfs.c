@@ -31,6 +31,7 @@ static const struct {
 	{"warm", warm_main, "PATH...", "bring files into DRAM"},
 	{"cool", cool_main, "PATH...", "drop files from DRAM"},
 	{"evict", evict_main, "PATH...", "remove files from the store, as eviction does"},
+	{"scrub", scrub_main, "[DIR]", "read all of a mount's data and check it"},
 	{"check", check_main, "STORE", "check and repair a store that is not mounted"},
 };
 
