@@ -315,6 +315,9 @@ struct kv_warm_result {
 int kv_version_warm(
 	struct kv_version *version, const struct kv_warm *range, struct kv_warm_result *ret_result);
 
+/* kv_index_make; evicts files if the index has no room to grow. May wait: no locks held. */
+int kv_core_make(struct kv_core *core, const struct kv_make *make, struct kv_inode *ret_inode);
+
 /*
  * Reads what the devices hold of a range of INO, and checks it, without bringing it into DRAM or
  * noting a use. A file with a chunk that fails its checksum is quarantined, as by a read. -ENOENT:

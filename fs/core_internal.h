@@ -355,6 +355,7 @@ struct kv_core {
 		bool kicked;
 		bool stop;
 	} evictor;
+	pthread_mutex_t index_room_lock; /* one at a time evicts for the index; above all others */
 	struct {
 		pthread_mutex_t lock;
 		pthread_cond_t changed;        /* a flag below went down */

@@ -74,7 +74,7 @@ static void read_copy(struct kv_checked_device *device, unsigned number)
 	if (r < 0)
 		return;
 	r = kv_superblock_decode(block, &superblock);
-	device->newer |= r == -EPROTO;
+	device->foreign |= r == -EPROTO;
 	device->copies[number] = r == 0          ? KV_COPY_WHOLE
 				 : r == -ENODATA ? KV_COPY_ABSENT
 						 : KV_COPY_DAMAGED;
@@ -134,9 +134,9 @@ static int check_device(struct kv_checking *checking, unsigned number, uint64_t 
 
 	for (unsigned i = 0; i < KV_SUPERBLOCK_COPIES; i++)
 		read_copy(device, i);
-	if (device->newer)
+	if (device->foreign)
 		return kv_fail(&checking->error, -EPROTO,
-			"device %s was made by a newer kvfs; upgrade kvfs to check it",
+			"device %s has the format of another kvfs; check it with that one",
 			checking->list.paths[number]);
 	tell_copies(checking, number);
 	if (!checking->index)

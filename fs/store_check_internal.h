@@ -26,7 +26,7 @@ struct kv_checked_device {
 	bool known;                      /* there is one */
 	bool mendable;                   /* its damaged copies can be written anew */
 	bool damaged;
-	bool newer; /* made by a newer kvfs */
+	bool foreign; /* whole, but of another format */
 };
 
 struct kv_checking {

@@ -107,6 +107,12 @@ struct kv_index *kv_index_close(struct kv_index *index);
 const struct kv_index_store *kv_index_store(const struct kv_index *index);
 struct kv_space *kv_index_space(struct kv_index *index);
 
+/*
+ * The map, or the filesystem that the index is on, is so full that only removals are taken: what
+ * makes names, links, attributes or quotas answers -ENOSPC until those have freed enough.
+ */
+bool kv_index_is_short(const struct kv_index *index);
+
 /* ---- Durability ---- */
 
 /* The number of the last operation applied. */

@@ -90,7 +90,11 @@ struct kv_index {
 	_Atomic int commit_error;  /* negative errno of the last attempt, or 0 */
 	_Atomic bool commit_awake; /* the thread will look at the sequence again */
 	_Atomic uint64_t commits;
-	bool batch_taken; /* flushing is a batch not yet written: commit thread only */
+	uint64_t reserve_end; /* see reserve.c; of the file; commit thread only */
+	struct kv_log_limit reserve_log;
+	_Atomic bool is_short;
+	_Atomic uint64_t pending_max; /* mutators wait above that weight */
+	bool batch_taken;             /* flushing is a batch not yet written: commit thread only */
 	uint64_t batch_sequence;
 	uint64_t batch_ino_limit;
 	struct kv_log_limit commit_log;
@@ -218,6 +222,8 @@ int kv_op_begin(struct kv_op *op, struct kv_index *index);
 /* Applies the changes if R is not negative, else forgets them. Returns R. */
 int kv_op_end(struct kv_op *op, int r);
 
+/* The same for what makes the index grow: -ENOSPC while only removals are taken. */
+int kv_op_begin_growing(struct kv_op *op, struct kv_index *index);
 /* A record of the operation to be filled in by the caller at once; NULL if memory is short. */
 uint8_t *kv_op_put(struct kv_op *op, const struct kv_key *key, size_t size, bool held);
 int kv_op_drop(struct kv_op *op, const struct kv_key *key, bool held);
@@ -411,6 +417,11 @@ int kv_view_next_segment(struct kv_view *view, const struct kv_index_node *node,
 /* kv_map_next, with the damage logged. */
 int kv_view_next_chunk(struct kv_view *view, const struct kv_index_node *node,
 	struct kv_map_reader *reader, struct kv_chunk *ret_chunk);
+
+/* ---- reserve.c ---- */
+
+/* After a commit, by its thread: keeps the reserve, and learns whether the index may grow. */
+void kv_reserve_update(struct kv_index *index);
 
 /* ---- commit.c ---- */
 

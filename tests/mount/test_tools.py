@@ -295,7 +295,7 @@ def resealed(block, **fields):
 
 
 @MODE_ANY
-@pytest.mark.parametrize("fields, word", [({"version": 2}, "newer"), ({"uuid": b"u" * 16}, "another")])
+@pytest.mark.parametrize("fields, word", [({"version": 2}, "another kvfs"), ({"uuid": b"u" * 16}, "another")])
 def test_mount__device_of_another_kind(fresh, fields, word):
     """A device of a newer format, or of another store, is refused and stays as it is."""
     kv = fresh(mount=False, size="64M")
