@@ -88,12 +88,11 @@ static int batch_take(struct kv_index *index, bool last)
 static int batch_put(struct kv_index *index, MDB_txn *txn, struct kv_record *record)
 {
 	MDB_val key = {.mv_size = record->key.size, .mv_data = record->key.bytes};
-	MDB_val value = {.mv_size = record->size, .mv_data = record->value};
 	int code;
 
 	assert(record->kind == KV_RECORD_VALUE || record->kind == KV_RECORD_TOMBSTONE);
 	if (record->kind == KV_RECORD_VALUE)
-		return mdb_put(txn, index->dbi, &key, &value, 0);
+		return kv_index_put(txn, index->dbi, &record->key, record->value, record->size);
 	code = mdb_del(txn, index->dbi, &key, NULL);
 	return code == MDB_NOTFOUND ? 0 : code; /* made and removed within one batch */
 }

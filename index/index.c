@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "index/index_internal.h"
+#include "index/pages.h"
 
 #define MAP_SIZE_DEFAULT (UINT64_C(64) << 30)
 #define COMMIT_DELAY_MS_DEFAULT 5u
@@ -66,6 +67,13 @@ static void read_ahead(MDB_env *env)
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
 }
 
+/* LMDB has met pages that make no sense to it, and aborts when this returns. */
+static void report_assert(MDB_env *env, const char *message)
+{
+	(void)env;
+	kv_log_error("index", "damaged, LMDB gives up; " KV_INDEX_ADVICE " reason=\"%s\"", message);
+}
+
 int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env)
 {
 	MDB_env *env;
@@ -74,6 +82,7 @@ int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_e
 
 	if (code != 0)
 		return kv_index_errno(code);
+	(void)mdb_env_set_assert(env, report_assert);
 	code = mdb_env_set_mapsize(env, map_size != 0 ? map_size : MAP_SIZE_DEFAULT);
 	if (code == 0)
 		code = mdb_env_set_maxreaders(env, READERS_MAX);
@@ -90,11 +99,26 @@ int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_e
 	return 0;
 }
 
+int kv_index_put(
+	MDB_txn *txn, MDB_dbi dbi, const struct kv_key *key, const void *value, size_t size)
+{
+	size_t sum_size = kv_record_sum_size(key);
+	MDB_val k = {.mv_size = key->size, .mv_data = (void *)key->bytes};
+	MDB_val v = {.mv_size = size + sum_size};
+	int code = mdb_put(txn, dbi, &k, &v, MDB_RESERVE);
+
+	if (code != 0)
+		return code;
+	if (size > 0)
+		memcpy(v.mv_data, value, size);
+	if (sum_size > 0)
+		kv_put_le32((uint8_t *)v.mv_data + size, kv_record_sum(key, value, size));
+	return 0;
+}
+
 static int put(MDB_txn *txn, MDB_dbi dbi, struct kv_key key, MDB_val value)
 {
-	MDB_val k = {.mv_size = key.size, .mv_data = key.bytes};
-
-	return kv_index_errno(mdb_put(txn, dbi, &k, &value, 0));
+	return kv_index_errno(kv_index_put(txn, dbi, &key, value.mv_data, value.mv_size));
 }
 
 struct padding {
@@ -379,11 +403,37 @@ int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_siz
 	return r;
 }
 
+/*
+ * LMDB may crash on pages that changed where they lie. Up to a size that keeps opening short they
+ * are all looked at before; of a larger index `kvfs check` does that.
+ */
+static int check_pages(const char *path)
+{
+	_cleanup_free_ char *file = NULL;
+	_cleanup_fd_ int fd = -1;
+	struct stat st;
+	ssize_t r;
+
+	if (asprintf(&file, "%s/data.mdb", path) < 0) {
+		file = NULL;
+		return -ENOMEM;
+	}
+	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return -errno;
+	if (st.st_size > (off_t)READ_AHEAD_MAX)
+		return 0;
+	r = kv_pages_check(&(struct kv_pages){.fd = fd});
+	return r > 0 ? -EUCLEAN : (int)r;
+}
+
 static int open_all(struct kv_index *index, const char *path,
 	const struct kv_index_options *options, const struct error_text *error)
 {
-	int r = kv_index_open_env(index, path, options->map_size_bytes, 0);
+	int r = check_pages(path);
 
+	if (r == 0)
+		r = kv_index_open_env(index, path, options->map_size_bytes, 0);
 	if (r == -EUCLEAN || r == -EPROTO)
 		return fail(error, r,
 			"%s/data.mdb is damaged or not an LMDB file: %s; " KV_INDEX_ADVICE, path,

@@ -104,6 +104,9 @@ struct kv_index {
 	_Atomic unsigned fail_count;
 };
 
+/* Writes a record, with its sum. Returns LMDB's code. */
+int kv_index_put(
+	MDB_txn *txn, MDB_dbi dbi, const struct kv_key *key, const void *value, size_t size);
 /* LMDB's codes as negative errno. */
 int kv_index_errno(int code);
 /* Opens LMDB in directory PATH; FLAGS are added to those that all use. MAP_SIZE 0: the default. */

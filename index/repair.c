@@ -21,11 +21,10 @@
 static int put_record(MDB_txn *txn, MDB_dbi dbi, struct kv_record *record)
 {
 	MDB_val key = {.mv_size = record->key.size, .mv_data = record->key.bytes};
-	MDB_val value = {.mv_size = record->size, .mv_data = record->value};
 	int code;
 
 	if (record->kind == KV_RECORD_VALUE)
-		return mdb_put(txn, dbi, &key, &value, 0);
+		return kv_index_put(txn, dbi, &record->key, record->value, record->size);
 	code = mdb_del(txn, dbi, &key, NULL);
 	return code == MDB_NOTFOUND ? 0 : code;
 }
@@ -203,6 +202,7 @@ static int copy_record(
 
 	if (kv_key_decode(key_data, key_size, &key) < 0)
 		return 0;
+	size = kv_record_value_size(&key, value, size);
 	if (key.bytes[0] == KV_TABLE_META)
 		copy_head(repair, &key, value, size);
 	if (!copy_wanted(repair, &key, value, size))

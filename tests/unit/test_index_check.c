@@ -266,6 +266,101 @@ static void test_index_check__pages_flipped(void **state)
 	free(image.data);
 }
 
+/* What the index says of one name: all that a reader would be given. */
+struct seen {
+	int r;
+	struct kv_inode inode;
+	uint64_t map;
+	int map_r;
+};
+
+static void sum_chunk(void *arg, const struct kv_chunk *chunk)
+{
+	uint64_t *sum = arg;
+
+	*sum = kv_hash_base(chunk->extents, chunk->extent_count * sizeof(chunk->extents[0]),
+		*sum ^ chunk->sum ^ chunk->number, UINT64_MAX);
+}
+
+static struct seen see(struct unit *unit, uint64_t parent, const char *name)
+{
+	struct seen seen = {0};
+
+	seen.r = kv_index_lookup(unit->index, parent, name, strlen(name), &seen.inode);
+	if (seen.r == 0)
+		seen.map_r = kv_index_map(
+			unit->index, seen.inode.ino, 0, UINT32_MAX, sum_chunk, &seen.map);
+	return seen;
+}
+
+#define SEEN_NAMES (NAME_COUNT * 2)
+
+static void see_all(struct unit *unit, uint64_t dir, struct seen *ret_seen)
+{
+	for (size_t i = 0; i < NAME_COUNT; i++) {
+		ret_seen[i] = see(unit, KV_ROOT_INO, NAMES[i]);
+		ret_seen[NAME_COUNT + i] = see(unit, dir, NAMES[i]);
+	}
+}
+
+/* Each is as it was, or an error: nothing else. Returns how many are. */
+static size_t compare_all(const struct seen *before, const struct seen *after)
+{
+	size_t same = 0;
+
+	for (size_t i = 0; i < SEEN_NAMES; i++) {
+		if (after[i].r < 0)
+			continue;
+		assert_int_equal(before[i].r, 0);
+		assert_memory_equal(&after[i].inode, &before[i].inode, sizeof(before[i].inode));
+		if (after[i].map_r < 0)
+			continue;
+		assert_true(after[i].map == before[i].map);
+		same++;
+	}
+	return same;
+}
+
+/*
+ * R1: a byte that is flipped anywhere in the file, past the checks of whoever wrote it: what the
+ * index then says is what it said before, or an error. Never a crash, and never something else.
+ */
+static void test_index_check__flips_are_errors_or_misses(void **state)
+{
+	static const uint8_t bits[] = {0x01, 0x80, 0xff};
+	struct unit *unit = *state;
+	struct image image = image_read(unit);
+	struct seen before[SEEN_NAMES], after[SEEN_NAMES];
+	size_t stride = getenv("KVFS_LONG") ? 13 : 97;
+	size_t refused = 0, same = 0, opened = 0;
+	uint64_t dir;
+
+	unit_open(unit);
+	dir = unit_lookup(unit, KV_ROOT_INO, "dir");
+	see_all(unit, dir, before);
+	unit_close(unit);
+	for (size_t at = 1; at < image.size; at += stride) {
+		char error[512];
+
+		image.data[at] ^= bits[at % 3];
+		image_write(unit, &image);
+		if (kv_index_open(unit->path, &unit->options, &unit->index, error, sizeof(error)) <
+			0) {
+			refused++;
+			assert_non_null(strstr(error, "kvfs format"));
+		} else {
+			see_all(unit, dir, after);
+			same += compare_all(before, after);
+			opened++;
+			unit_close(unit);
+		}
+		image.data[at] ^= bits[at % 3];
+	}
+	assert_true(refused > 5 && opened > refused);
+	assert_true(same > opened * 3);
+	free(image.data);
+}
+
 /* ---- Records ---- */
 
 /* Looking changes not a byte, and makes no file. */
@@ -326,6 +421,7 @@ static void test_index_check__repairs_records(void **state)
 		{.flip = 2, .bits = 0xff},
 		{.flip = 36, .bits = 0x02},
 		{.flip = 40, .bits = 0x01},
+		{.flip = 36, .bits = 0x02, .raw = true},
 	};
 	struct unit *unit = *state;
 	struct image image = image_read(unit);
@@ -386,7 +482,7 @@ static void test_index_check__overlap(void **state)
 	struct kv_inode first, second;
 	struct kv_extent extent;
 	struct kv_key key;
-	uint8_t head[KV_INODE_HEAD_MAX + KV_INLINE_MAP_MAX];
+	uint8_t head[KV_INODE_HEAD_MAX + KV_INLINE_MAP_MAX + KV_RECORD_SUM_SIZE];
 	MDB_val k, v;
 	MDB_txn *txn;
 
@@ -403,9 +499,9 @@ static void test_index_check__overlap(void **state)
 	assert_int_equal(mdb_txn_begin(unit.index->env, NULL, 0, &txn), 0);
 	assert_int_equal(mdb_get(txn, unit.index->dbi, &k, &v), 0);
 	memcpy(head, v.mv_data, v.mv_size);
+	v.mv_size -= KV_RECORD_SUM_SIZE;
 	kv_put_le64(head + v.mv_size - KV_EXTENT_RECORD_SIZE, extent.start + 1);
-	v.mv_data = head;
-	assert_int_equal(mdb_put(txn, unit.index->dbi, &k, &v, 0), 0);
+	assert_int_equal(kv_index_put(txn, unit.index->dbi, &key, head, v.mv_size), 0);
 	assert_int_equal(mdb_txn_commit(txn), 0);
 	unit_close(&unit);
 
@@ -427,6 +523,7 @@ int main(void)
 		cmocka_unit_test(test_index_check__pages_sound),
 		TEST(test_index_check__pages_cut),
 		TEST(test_index_check__pages_flipped),
+		TEST(test_index_check__flips_are_errors_or_misses),
 		TEST(test_index_check__reads_only),
 		TEST(test_index_check__repair_keeps),
 		TEST(test_index_check__repairs_records),

@@ -9,9 +9,6 @@
 #include "unit_damage.h"
 
 #define INOS 40u
-static const char *const NAMES[] = {
-	"dir", "sub", "file", "link", "held", "one", "two", "shared", "big", "gone", "bad", "new"};
-#define NAME_COUNT (sizeof(NAMES) / sizeof(NAMES[0]))
 
 static bool see_entry(void *arg, const struct kv_dirent *dirent)
 {

@@ -8,6 +8,11 @@
 
 #include "unit_index.h"
 
+/* What unit_populate names in the directory "dir" and in the root, and "new". */
+static const char *const NAMES[] = {
+	"dir", "sub", "file", "link", "held", "one", "two", "shared", "big", "gone", "bad", "new"};
+#define NAME_COUNT (sizeof(NAMES) / sizeof(NAMES[0]))
+
 struct image {
 	uint8_t *data;
 	size_t size;
@@ -88,6 +93,7 @@ struct damage {
 	size_t flip;   /* byte that is flipped, if it has that many */
 	uint8_t bits;
 	bool remove; /* all of it */
+	bool raw;    /* leaves the record's sum as it was: else a writer did it */
 };
 
 /* False: there is no such record. */
@@ -116,12 +122,19 @@ static inline bool unit_damage(struct unit *unit, struct damage damage, size_t *
 		assert_int_equal(kv_key_decode(k.mv_data, k.mv_size, &key), 0);
 		assert_true(v.mv_size <= sizeof(value));
 		memcpy(value, v.mv_data, v.mv_size);
+		if (!damage.raw)
+			v.mv_size = v.mv_size - kv_record_sum_size(&key);
 		*ret_size = v.mv_size;
 		if (damage.flip < v.mv_size)
 			value[damage.flip] ^= damage.bits;
-		k = (MDB_val){key.size, key.bytes};
-		v = (MDB_val){v.mv_size - kv_min_u64(damage.cut, v.mv_size), value};
-		assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
+		v.mv_size -= kv_min_u64(damage.cut, v.mv_size);
+		if (damage.raw) {
+			k = (MDB_val){key.size, key.bytes};
+			v.mv_data = value;
+			assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
+		} else {
+			assert_int_equal(kv_index_put(txn, dbi, &key, value, v.mv_size), 0);
+		}
 	}
 	mdb_cursor_close(cursor);
 	assert_int_equal(mdb_txn_commit(txn), 0);
