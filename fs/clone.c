@@ -8,6 +8,8 @@ static int wait_committed(struct kv_version *version)
 {
 	KV_LOCKED(&version->lock);
 
+	if (version->state == KV_VERSION_PUBLISHED)
+		kv_writeback_hurry(version->file->core);
 	while (version->state == KV_VERSION_PUBLISHED)
 		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
 	return version->state == KV_VERSION_COMMITTED ? 0 : -EIO;

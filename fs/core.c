@@ -188,6 +188,7 @@ void kv_core_usage(struct kv_core *core, struct kv_core_usage *ret_usage)
 
 int kv_core_sync(struct kv_core *core)
 {
+	kv_writeback_hurry(core);
 	{
 		KV_LOCKED(&core->writeback.lock);
 		uint64_t last = core->writeback.serial;

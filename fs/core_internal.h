@@ -332,8 +332,11 @@ struct kv_core {
 		struct kv_version_queue complete;
 		struct kv_version_queue inflight;
 		uint64_t serial;
-		uint64_t progress; /* grows with every chunk written or version settled */
-		bool spill;        /* DRAM is short: write unpublished versions early */
+		uint64_t due;         /* versions up to this serial are written now */
+		int64_t held_ms;      /* when the oldest of the others was published */
+		int64_t published_ms; /* last publish */
+		uint64_t progress;    /* grows with every chunk written or version settled */
+		bool spill;           /* DRAM is short: write unpublished versions early */
 		bool stop;
 		bool stop_commit;
 	} writeback;
@@ -672,6 +675,8 @@ void kv_writeback_stop(struct kv_core *core);
 /* Takes a reference. */
 void kv_writeback_push(struct kv_version *version);
 void kv_writeback_kick(struct kv_core *core, bool spill);
+/* Somebody waits for what is published by now: nothing of it is held back for company. */
+void kv_writeback_hurry(struct kv_core *core);
 void *kv_commit_main(void *core);
 /* Loads the maps of all versions of FILE: the index is about to forget them. */
 int kv_file_pin_maps(struct kv_file *file);

@@ -386,6 +386,7 @@ bool kv_evict_wait(struct kv_core *core)
 		any = true;
 		(void)usleep(PINNED_SLICE_MS * 1000);
 	}
+	kv_writeback_hurry(core);
 	KV_LOCKED(&core->writeback.lock);
 	if (!TAILQ_EMPTY(&core->writeback.inflight)) {
 		any = true;

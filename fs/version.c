@@ -183,6 +183,7 @@ static int wait_for_base(struct kv_core *core, struct kv_version *base)
 	while (base->state == KV_VERSION_PUBLISHED && base->depth >= KV_BASE_DEPTH_MAX) {
 		if (kv_monotonic_ms() > until)
 			return -EIO;
+		kv_writeback_hurry(core);
 		kv_park_wait(core, base, &base->lock, KV_WAIT_SLICE_MS);
 	}
 	return base->state == KV_VERSION_FAILED && !base->dropped ? -EIO : 0;
@@ -433,6 +434,8 @@ int kv_version_sync(struct kv_version *version)
 		KV_LOCKED(&version->lock);
 		if (version->state == KV_VERSION_WRITING)
 			return -EINVAL;
+		if (version->state == KV_VERSION_PUBLISHED)
+			kv_writeback_hurry(core);
 		while (version->state == KV_VERSION_PUBLISHED)
 			kv_park_wait(core, version, &version->lock, KV_WAIT_SLICE_MS);
 		if (version->state == KV_VERSION_FAILED)

@@ -16,6 +16,38 @@
 #define SMALL_BYTES (1u << 20)
 /* Unpublished versions looked at for one early batch. */
 #define SPILL_CANDIDATES 16u
+#define SPILL_AGAIN_MS 20u
+/*
+ * What is published is held for company: until nothing more came for a moment, or the oldest of it
+ * has waited for long, or much is dirty, or somebody waits for it. A flush of the devices and a
+ * commit cost the same for one file and for a thousand, and those who store want the processors.
+ */
+#define QUIET_MS 10
+#define HELD_MAX_MS 500
+#define HELD_DIRTY(core) ((core)->budget / 8)
+
+/* Queue locked. All that is queued is written from now on. */
+static void release_held(struct kv_core *core)
+{
+	core->writeback.due = core->writeback.serial;
+	(void)pthread_cond_broadcast(&core->writeback.work);
+}
+
+/* Queue locked. */
+static bool holds_some(const struct kv_core *core)
+{
+	return core->writeback.due != core->writeback.serial;
+}
+
+/* Queue locked. How long what is held stays so, if nothing happens. */
+static unsigned held_ms(const struct kv_core *core)
+{
+	int64_t quiet = core->writeback.published_ms + QUIET_MS;
+	int64_t late = core->writeback.held_ms + HELD_MAX_MS;
+	int64_t left = (quiet < late ? quiet : late) - kv_monotonic_ms();
+
+	return left > 0 ? (unsigned)left : 0;
+}
 
 void kv_writeback_push(struct kv_version *version)
 {
@@ -26,11 +58,26 @@ void kv_writeback_push(struct kv_version *version)
 	bool bulky = version->base || version->dirty << KV_BLOCK_SHIFT > SMALL_BYTES;
 	(void)pthread_mutex_unlock(&version->lock);
 	KV_LOCKED(&core->writeback.lock);
+	bool first = !holds_some(core);
 	version->bulky = bulky;
 	version->serial = ++core->writeback.serial;
+	core->writeback.published_ms = kv_monotonic_ms();
+	if (first)
+		core->writeback.held_ms = core->writeback.published_ms;
 	TAILQ_INSERT_TAIL(&core->writeback.inflight, version, inflight);
 	TAILQ_INSERT_TAIL(&core->writeback.queue, version, queued);
-	(void)pthread_cond_signal(&core->writeback.work);
+	if (atomic_load(&core->dirty) > HELD_DIRTY(core))
+		release_held(core);
+	else if (first)
+		(void)pthread_cond_signal(&core->writeback.work);
+}
+
+void kv_writeback_hurry(struct kv_core *core)
+{
+	KV_LOCKED(&core->writeback.lock);
+
+	if (holds_some(core))
+		release_held(core);
 }
 
 void kv_writeback_kick(struct kv_core *core, bool spill)
@@ -38,6 +85,9 @@ void kv_writeback_kick(struct kv_core *core, bool spill)
 	KV_LOCKED(&core->writeback.lock);
 
 	core->writeback.spill = core->writeback.spill || spill;
+	/* What is committed can be dropped from DRAM. */
+	if (spill && holds_some(core))
+		release_held(core);
 	(void)pthread_cond_signal(&core->writeback.work);
 }
 
@@ -308,6 +358,8 @@ static unsigned take_versions(struct kv_core *core, struct kv_version **ret_vers
 	struct kv_version *version;
 
 	while (count < KV_BATCH_CHUNKS / 2 && (version = TAILQ_FIRST(&core->writeback.queue))) {
+		if (version->serial > core->writeback.due && !core->writeback.stop)
+			break;
 		if (count > 0 && version->bulky)
 			break;
 		TAILQ_REMOVE(&core->writeback.queue, version, queued);
@@ -323,6 +375,24 @@ static bool wants_spill(const struct kv_core *core)
 	return core->writeback.spill || atomic_load(&core->dirty) > core->budget / 4;
 }
 
+/* Queue locked. */
+static void wait_for_work(struct kv_core *core)
+{
+	unsigned ms = UINT_MAX;
+
+	if (holds_some(core))
+		ms = held_ms(core);
+	/* After a spill that found nothing, look again when something may have changed. */
+	if (wants_spill(core))
+		ms = (unsigned)kv_min_u64(ms, SPILL_AGAIN_MS);
+	if (ms == 0)
+		release_held(core);
+	else if (ms == UINT_MAX)
+		(void)pthread_cond_wait(&core->writeback.work, &core->writeback.lock);
+	else
+		(void)kv_cond_wait_ms(&core->writeback.work, &core->writeback.lock, ms);
+}
+
 static void worker_loop(struct kv_worker *worker)
 {
 	struct kv_core *core = worker->core;
@@ -336,14 +406,7 @@ static void worker_loop(struct kv_worker *worker)
 			while (!(count = take_versions(core, versions)) && !core->writeback.stop) {
 				if (wants_spill(core) && !idle)
 					break;
-				/* After a spill that found nothing, look again when something may
-				 * have changed. */
-				if (wants_spill(core))
-					(void)kv_cond_wait_ms(
-						&core->writeback.work, &core->writeback.lock, 20);
-				else
-					(void)pthread_cond_wait(
-						&core->writeback.work, &core->writeback.lock);
+				wait_for_work(core);
 				idle = false;
 			}
 			if (!count && core->writeback.stop)

@@ -2,6 +2,8 @@
 /*
  * The core's common way: write, publish, read, rewrite, delete, sync, reopen.
  */
+#include <time.h>
+
 #include "tests/unit/unit_core.h"
 
 static const struct unit_sizes small = {.store = 64 * MIB, .dram = 16 * MIB};
@@ -337,6 +339,67 @@ static void test_core__explicit_times(void **state)
 	unit_done(&unit);
 }
 
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* What is published in one go is written together: nothing of it before all of it is there. */
+static void test_core__files_published_together_wait_for_each_other(void **state)
+{
+	unsigned quick = 0;
+	struct unit unit;
+	char name[24];
+
+	(void)state;
+	unit_init(&unit, small);
+	for (unsigned round = 0; round < 200; round++) {
+		uint64_t writes = atomic_load(&unit.disk.writes);
+		int64_t from_ms = now_ms();
+
+		for (unsigned i = 0; i < 20; i++) {
+			(void)snprintf(name, sizeof(name), "f%u.%u", round, i);
+			(void)unit_put(&unit, name, 100, i);
+		}
+		bool early = atomic_load(&unit.disk.writes) != writes;
+		/* When the machine paused meanwhile, it may have been for longer than they wait. */
+		if (now_ms() - from_ms < 8) {
+			assert_false(early);
+			quick++;
+		}
+		unit_sync(&unit);
+		assert_true(atomic_load(&unit.disk.writes) > writes);
+	}
+	assert_true(quick > 0);
+	unit_expect_used(&unit, 200 * 20);
+	unit_done(&unit);
+}
+
+/* Nobody waits for it, and others are published without end: it is written all the same. */
+static void test_core__company_is_not_waited_for_without_end(void **state)
+{
+	const time_t until = time(NULL) + 60;
+	struct unit unit;
+	char name[16];
+
+	(void)state;
+	unit_init(&unit, small);
+	struct kv_file *file = unit_file(&unit, unit_put(&unit, "first", 5000, 1));
+	struct kv_version *first = unit_current(file);
+	/* Empty ones, for dirty bytes end the wait too. */
+	for (unsigned i = 0; !unit_attr(first).committed && time(NULL) < until; i++) {
+		(void)snprintf(name, sizeof(name), "f%u", i);
+		(void)unit_put(&unit, name, 0, 0);
+	}
+	assert_true(unit_attr(first).committed);
+	kv_version_unref(first);
+	kv_file_put(file);
+	unit_done(&unit);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -351,6 +414,8 @@ int main(void)
 		cmocka_unit_test(test_core__orphans_of_a_crash),
 		cmocka_unit_test(test_core__touch_counts),
 		cmocka_unit_test(test_core__explicit_times),
+		cmocka_unit_test(test_core__files_published_together_wait_for_each_other),
+		cmocka_unit_test(test_core__company_is_not_waited_for_without_end),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
