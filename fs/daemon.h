@@ -54,6 +54,12 @@ struct kv_daemon {
 
 /* How long the kernel may keep what cannot change behind its back, in seconds. */
 #define KV_TIMEOUT_LONG 3600.0
+/*
+ * Attributes that come with a name which it may not keep: long enough for the call that asked for
+ * the name not to ask for them once more (fs/fuse/dir.c, fuse_permission, with default_permissions:
+ * open and create do), and no longer. The kernel rounds it up to a tick.
+ */
+#define KV_TIMEOUT_CALL 0.001
 
 /* The daemon of a request. */
 static inline struct kv_daemon *kv_daemon_of(fuse_req_t req)

@@ -19,8 +19,11 @@
 
 static void op_getattr(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 {
+	struct kv_daemon *daemon = kv_daemon_of(req);
+
 	(void)fi;
-	kv_reply_attr(req, kv_node_find(kv_daemon_of(req), id));
+	kv_stat_add(&daemon->stats.fuse_getattr, 1);
+	kv_reply_attr(req, kv_node_find(daemon, id));
 }
 
 /* ---- setattr ---- */

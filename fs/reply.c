@@ -105,7 +105,7 @@ int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, bool cacheable
 	struct fuse_entry_param entry = {
 		.ino = node->id,
 		.generation = 1,
-		.attr_timeout = cacheable ? KV_TIMEOUT_LONG : 0,
+		.attr_timeout = cacheable ? KV_TIMEOUT_LONG : KV_TIMEOUT_CALL,
 		.entry_timeout = cacheable ? KV_TIMEOUT_LONG : 0,
 	};
 	int r = kv_node_stat(daemon, node, &entry.attr);

@@ -11,6 +11,7 @@
 
 #define KV_STATS(X)                                                                                \
 	X(fuse_lookup, "LOOKUP requests")                                                          \
+	X(fuse_getattr, "GETATTR requests")                                                        \
 	X(lookup_names, "names asked for by the batch look-up")                                    \
 	X(fuse_open, "OPEN and CREATE requests")                                                   \
 	X(fuse_read, "READ requests that reached the daemon")                                      \

@@ -192,6 +192,38 @@ def evicted(fd, name):
     return True
 
 
+# ---- names that come into being ----
+
+
+def test_create__asks_for_the_attributes_of_the_directory_alone(kv):
+    """Those of the new file come with the answer, as far as the call that made it needs them."""
+    count = 100
+    put(kv.dir / "first", b"x")
+    before = kv.counter("fuse_getattr")
+    for i in range(count):
+        put(kv.dir / f"f{i}", b"x")
+    # Now and then such a call is held up for so long that they are not fresh any more.
+    assert kv.counter("fuse_getattr") - before < count * 3 // 2
+
+
+def test_create__attributes_are_those_of_now(kv):
+    """What changes right behind the call is seen, by the descriptor and by name."""
+    for i in range(50):
+        path = kv.dir / f"f{i}"
+        fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        os.write(fd, b"12345")
+        assert os.fstat(fd).st_size == 5
+        os.chmod(path, 0o640)
+        os.truncate(path, 3)
+        os.link(path, kv.dir / f"l{i}")
+        seen, named = os.fstat(fd), os.stat(path)
+        for st in (seen, named):
+            assert (st.st_size, st.st_mode & 0o777, st.st_nlink) == (3, 0o640, 2)
+        os.unlink(path)
+        assert os.fstat(fd).st_nlink == 1
+        os.close(fd)
+
+
 # ---- the batch look-up ----
 
 
