@@ -42,7 +42,11 @@ struct pidfd_info_v0 {
 };
 static_assert(sizeof(struct pidfd_info_v0) == 64, "the kernel tells the version by the size");
 #define PIDFD_GET_INFO_V0 _IOWR(0xFF, 11, struct pidfd_info_v0)
+#define PIDFD_INFO_HAS_IDS (UINT64_C(1) << 0)
 #define PIDFD_INFO_HAS_EXIT (UINT64_C(1) << 3)
+#define PIDFD_INFO_PROCESS 1 /* of its ids */
+/* PIDFD_THREAD, since Linux 6.9: the id may be that of any thread. */
+#define PIDFD_OF_THREAD O_EXCL
 
 /* Reads /proc/TID/NAME as a string. */
 static int read_proc(pid_t tid, const char *name, char ret_text[TEXT_SIZE])
@@ -63,6 +67,17 @@ static int read_proc(pid_t tid, const char *name, char ret_text[TEXT_SIZE])
 }
 
 /* ---- Processes ---- */
+
+/* By two calls that cost a tenth of a look into /proc, where the kernel has them; or 0. */
+static pid_t process_from_pidfd(pid_t tid)
+{
+	_cleanup_fd_ int fd = (int)syscall(SYS_pidfd_open, tid, PIDFD_OF_THREAD);
+	struct pidfd_info_v0 info = {.mask = PIDFD_INFO_HAS_IDS};
+
+	if (fd < 0 || ioctl(fd, PIDFD_GET_INFO_V0, &info) < 0 || !(info.mask & PIDFD_INFO_HAS_IDS))
+		return 0;
+	return (pid_t)info.ids[PIDFD_INFO_PROCESS];
+}
 
 /* The "Tgid:" line of /proc/TID/status, or 0. */
 static pid_t process_from_proc(pid_t tid)
@@ -96,7 +111,9 @@ pid_t kv_caller_process(pid_t tid)
 		(void)close(fd);
 		return tid;
 	}
-	process = process_from_proc(tid);
+	process = process_from_pidfd(tid);
+	if (process == 0)
+		process = process_from_proc(tid);
 	return process > 0 ? process : tid;
 }
 

@@ -26,14 +26,14 @@ void kv_draft_reset(struct kv_draft *draft)
 
 /* ---- Who changed it ---- */
 
-void kv_draft_changed_by(struct kv_draft *draft, pid_t tid)
+void kv_draft_changed_by(struct kv_draft *draft, pid_t tid, pid_t process)
 {
 	pid_t *thread = &draft->threads[(uint32_t)tid % KV_DRAFT_THREADS];
-	pid_t process;
 
 	if (tid <= 0 || *thread == tid)
 		return;
-	process = kv_caller_process(tid);
+	if (process == 0)
+		process = kv_caller_process(tid);
 	*thread = tid;
 	if (kv_draft_was_changed_by(draft, process))
 		return;

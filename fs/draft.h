@@ -43,8 +43,9 @@ void kv_draft_done(struct kv_draft *draft);
 /* It was published: what comes now is a new one. */
 void kv_draft_reset(struct kv_draft *draft);
 
-/* Thread TID has changed it; TID 0 is a caller that cannot be seen. */
-void kv_draft_changed_by(struct kv_draft *draft, pid_t tid);
+/* Thread TID has changed it; TID 0 is a caller that cannot be seen. PROCESS is the thread's where
+ * the caller knows it, else 0. */
+void kv_draft_changed_by(struct kv_draft *draft, pid_t tid, pid_t process);
 bool kv_draft_was_changed_by(const struct kv_draft *draft, pid_t process);
 
 /* The process of thread TID may end unseen from now on: WATCH is for kv_caller_end_of. */

@@ -126,7 +126,9 @@ static void note_change(struct kv_node *node, pid_t pid)
 	pid_t tid = pid != 0 ? pid : node->writer;
 
 	node->wrote = true;
-	kv_draft_changed_by(node->draft, tid);
+	/* Who opened the file is the writer, or one of its threads. */
+	kv_draft_changed_by(node->draft, tid,
+		tid == node->writer || (uint32_t)tid == node->open_pid ? node->writer : 0);
 	if (node->closed)
 		kv_draft_watch(node->draft, tid);
 }

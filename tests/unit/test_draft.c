@@ -88,9 +88,9 @@ static void test_draft__changers(void **state)
 
 	(void)state;
 	kv_draft_init(&draft);
-	kv_draft_changed_by(&draft, 0);
+	kv_draft_changed_by(&draft, 0, 0);
 	assert_false(kv_draft_was_changed_by(&draft, getpid()));
-	kv_draft_changed_by(&draft, getpid());
+	kv_draft_changed_by(&draft, getpid(), 0);
 	assert_true(kv_draft_was_changed_by(&draft, getpid()));
 	assert_false(kv_draft_was_changed_by(&draft, getppid()));
 	for (unsigned i = 0; i <= KV_DRAFT_PROCESSES; i++) {
@@ -99,7 +99,7 @@ static void test_draft__changers(void **state)
 			(void)pause();
 			_exit(0);
 		}
-		kv_draft_changed_by(&draft, children[i]);
+		kv_draft_changed_by(&draft, children[i], 0);
 	}
 	assert_true(kv_draft_was_changed_by(&draft, children[0]));
 	assert_true(kv_draft_was_changed_by(&draft, getppid()));
