@@ -8,6 +8,7 @@ device through an empty cache.
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 from data import MIB, blob, check_big, get, piece, put, sync, write_big
@@ -45,15 +46,16 @@ def content(seed):
 def store(root, manifest, worker, seed):
     """Stores without end: new names by temporary file and rename, others in place, some synced."""
     choice = random.Random(seed)
+    os.chdir(root)  # not by path: the mount goes with its daemon, and the path leads below it
     while True:
         seed += 1
         name = f"w{worker}-{choice.randrange(40)}"
-        path, data = root / name, content(seed)
+        path, data = Path(name), content(seed)
         manifest.add("try", name, seed)
         try:
             if choice.random() < 0.5:
-                put(root / f"{name}.tmp", data)
-                os.rename(root / f"{name}.tmp", path)
+                put(Path(f"{name}.tmp"), data)
+                os.rename(f"{name}.tmp", path)
             else:
                 put(path, data)
             if choice.random() < 0.2:
