@@ -5,8 +5,8 @@
  * fails stays there and is tried again, every second, or when somebody asks; until it succeeds
  * operations are refused.
  *
- * A retry writes every page of the batch anew, so a sync that failed once (and whose pages the
- * kernel then takes for clean) is not believed later.
+ * A sync that failed once (and whose pages the kernel then takes for clean) is not believed later:
+ * a retry writes every page of the batch anew, or, where only the head was left to sync, the head.
  */
 #include <time.h>
 
@@ -116,7 +116,7 @@ static int batch_write(struct kv_index *index)
 	int code = mdb_txn_begin(index->env, NULL, 0, &txn);
 
 	if (code != 0)
-		return kv_index_errno(code);
+		return code;
 	for (record = kv_overlay_first(&index->flushing); record && code == 0;
 		record = kv_overlay_next(record))
 		code = batch_put(index, txn, record);
@@ -124,14 +124,34 @@ static int batch_write(struct kv_index *index)
 		code = batch_fail_wanted(index);
 	if (code != 0) {
 		mdb_txn_abort(txn);
-		return kv_index_errno(code);
+		return code;
 	}
 	code = mdb_txn_commit(txn);
-	if (code == 0) /* NOMETASYNC: without this the commit may be undone by a power cut */
-		code = mdb_env_sync(index->env, 1);
-	if (code == 0)
+	index->broken = code != 0;
+	return code;
+}
+
+/* Makes the batch durable, from where the last attempt stopped. */
+static int batch_commit(struct kv_index *index)
+{
+	int r = 0;
+
+	if (index->unsynced) {
+		r = kv_env_sync_again(index);
+	} else {
+		r = kv_index_errno(batch_write(index));
+		index->unsynced = r == 0;
+		if (r == 0) /* NOMETASYNC: without this the commit may be undone by a power cut */
+			r = kv_index_errno(mdb_env_sync(index->env, 1));
+	}
+	if (r == 0) {
+		index->unsynced = false;
 		atomic_fetch_add_explicit(&index->commits, 1, memory_order_relaxed);
-	return kv_index_errno(code);
+	}
+	/* At once, for nobody can read meanwhile. */
+	if (index->broken && kv_env_reopen(index) == 0)
+		index->broken = false;
+	return r;
 }
 
 static void batch_done(struct kv_index *index)
@@ -177,8 +197,10 @@ static int commit_once(struct kv_index *index, bool last)
 {
 	int r = index->batch_taken ? 0 : batch_take(index, last);
 
+	if (r == 0 && !index->env)
+		r = kv_env_reopen(index);
 	if (r == 0 && index->flushing.count > 0)
-		r = batch_write(index);
+		r = batch_commit(index);
 	if (r == 0)
 		batch_done(index);
 	/* A failed one may have used the reserve up. */

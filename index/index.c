@@ -8,13 +8,7 @@
 #include "index/index_internal.h"
 #include "index/pages.h"
 
-#define MAP_SIZE_DEFAULT (UINT64_C(64) << 30)
 #define COMMIT_DELAY_MS_DEFAULT 5u
-/* Views at one time; each slot is a cache line of the lock file. */
-#define READERS_MAX 4096u
-/* Indexes up to that size are read ahead: a hundred thousand files or so. */
-#define READ_AHEAD_MAX (UINT64_C(64) << 20)
-#define ENV_FLAGS (MDB_NOTLS | MDB_NOMETASYNC | MDB_NORDAHEAD)
 
 /* ---- Errors ---- */
 
@@ -51,53 +45,7 @@ int kv_index_damaged(struct kv_index *index, const struct kv_key *key, const cha
 	return -EUCLEAN;
 }
 
-/* ---- The LMDB environment ---- */
-
-/*
- * Reads the start of a small index ahead, in the background: LMDB is told not to, for a large one
- * is read at random, but then the first look-ups after a boot wait for a page of the disk each.
- */
-static void read_ahead(MDB_env *env)
-{
-	mdb_filehandle_t fd;
-	struct stat st;
-
-	if (mdb_env_get_fd(env, &fd) == 0 && fstat(fd, &st) == 0 &&
-		st.st_size <= (off_t)READ_AHEAD_MAX)
-		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
-}
-
-/* LMDB has met pages that make no sense to it, and aborts when this returns. */
-static void report_assert(MDB_env *env, const char *message)
-{
-	(void)env;
-	kv_log_error("index", "damaged, LMDB gives up; " KV_INDEX_ADVICE " reason=\"%s\"", message);
-}
-
-int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env)
-{
-	MDB_env *env;
-	int dead;
-	int code = mdb_env_create(&env);
-
-	if (code != 0)
-		return kv_index_errno(code);
-	(void)mdb_env_set_assert(env, report_assert);
-	code = mdb_env_set_mapsize(env, map_size != 0 ? map_size : MAP_SIZE_DEFAULT);
-	if (code == 0)
-		code = mdb_env_set_maxreaders(env, READERS_MAX);
-	if (code == 0)
-		code = mdb_env_open(env, path, ENV_FLAGS | flags, 0600);
-	if (code == 0) /* slots of a daemon that was killed would keep old pages from reuse */
-		code = mdb_reader_check(env, &dead);
-	if (code != 0) {
-		mdb_env_close(env);
-		return kv_index_errno(code);
-	}
-	read_ahead(env);
-	*ret_env = env;
-	return 0;
-}
+/* ---- Making ---- */
 
 int kv_index_put(
 	MDB_txn *txn, MDB_dbi dbi, const struct kv_key *key, const void *value, size_t size)
@@ -246,7 +194,7 @@ int kv_index_create(const char *path, const struct kv_index_store *store, uint32
 	if (getrandom(&record.hash_seed, sizeof(record.hash_seed), 0) !=
 		(ssize_t)sizeof(record.hash_seed))
 		return -EIO;
-	r = kv_index_env_open(path, 0, 0, &env);
+	r = kv_env_open(path, 0, 0, &env);
 	if (r < 0)
 		return r;
 	r = create_write(env, &record, &root);
@@ -388,21 +336,6 @@ int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_i
 	return 0;
 }
 
-int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags)
-{
-	MDB_txn *txn;
-	int r = kv_index_env_open(path, map_size, flags, &index->env);
-
-	if (r < 0)
-		return r;
-	r = kv_index_errno(mdb_txn_begin(index->env, NULL, MDB_RDONLY, &txn));
-	if (r < 0)
-		return r;
-	r = kv_index_errno(mdb_dbi_open(txn, NULL, 0, &index->dbi));
-	mdb_txn_abort(txn);
-	return r;
-}
-
 /*
  * LMDB may crash on pages that changed where they lie. Up to a size that keeps opening short they
  * are all looked at before; of a larger index `kvfs check` does that.
@@ -421,7 +354,7 @@ static int check_pages(const char *path)
 	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &st) < 0)
 		return -errno;
-	if (st.st_size > (off_t)READ_AHEAD_MAX)
+	if (st.st_size > (off_t)KV_ENV_SMALL)
 		return 0;
 	r = kv_pages_check(&(struct kv_pages){.fd = fd});
 	return r > 0 ? -EUCLEAN : (int)r;
@@ -433,7 +366,7 @@ static int open_all(struct kv_index *index, const char *path,
 	int r = check_pages(path);
 
 	if (r == 0)
-		r = kv_index_open_env(index, path, options->map_size_bytes, 0);
+		r = kv_env_attach(index, path, options->map_size_bytes, 0);
 	if (r == -EUCLEAN || r == -EPROTO)
 		return fail(error, r,
 			"%s/data.mdb is damaged or not an LMDB file: %s; " KV_INDEX_ADVICE, path,
@@ -480,6 +413,7 @@ struct kv_index *kv_index_close(struct kv_index *index)
 		mdb_env_close(index->env);
 	(void)kv_space_free(index->space);
 	kv_domains_free(index);
+	free(index->path);
 	kv_overlay_done(&index->held);
 	kv_overlay_done(&index->pending);
 	kv_overlay_done(&index->flushing);
@@ -515,10 +449,10 @@ void kv_index_usage(struct kv_index *index, struct kv_index_usage *ret_usage)
 		.pinned = atomic_load_explicit(&index->pinned, memory_order_relaxed),
 		.commits = atomic_load_explicit(&index->commits, memory_order_relaxed),
 	};
-	(void)pthread_rwlock_unlock(&index->lock);
-	if (mdb_env_stat(index->env, &stat) == 0)
+	if (index->env && mdb_env_stat(index->env, &stat) == 0)
 		usage.size_bytes =
 			(stat.ms_branch_pages + stat.ms_leaf_pages + stat.ms_overflow_pages) *
 			(uint64_t)stat.ms_psize;
+	(void)pthread_rwlock_unlock(&index->lock);
 	*ret_usage = usage;
 }

@@ -51,8 +51,11 @@ struct kv_domain {
 };
 
 struct kv_index {
-	MDB_env *env;
+	MDB_env *env; /* replaced under the lock; NULL if that failed */
 	MDB_dbi dbi;
+	char *path;
+	uint64_t map_size; /* bytes, or 0 */
+	unsigned env_flags;
 	struct kv_store_record record;
 	uint64_t hash_mask; /* all ones; tests clear it to make names collide */
 	uint32_t commit_delay_ms;
@@ -94,7 +97,11 @@ struct kv_index {
 	struct kv_log_limit reserve_log;
 	_Atomic bool is_short;
 	_Atomic uint64_t pending_max; /* mutators wait above that weight */
-	bool batch_taken;             /* flushing is a batch not yet written: commit thread only */
+	/* The commit thread's alone: a commit whose sync failed, and an environment that may be
+	 * broken. */
+	bool unsynced;
+	bool broken;
+	bool batch_taken; /* flushing is a batch not yet written: commit thread only */
 	uint64_t batch_sequence;
 	uint64_t batch_ino_limit;
 	struct kv_log_limit commit_log;
@@ -109,11 +116,8 @@ int kv_index_put(
 	MDB_txn *txn, MDB_dbi dbi, const struct kv_key *key, const void *value, size_t size);
 /* LMDB's codes as negative errno. */
 int kv_index_errno(int code);
-/* Opens LMDB in directory PATH; FLAGS are added to those that all use. MAP_SIZE 0: the default. */
-int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env);
 /* One with nothing opened yet, for kv_index_close, and its parts in the order they are loaded. */
 int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_index);
-int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags);
 int kv_index_load_meta(struct kv_index *index, struct kv_state *ret_state);
 /* The line for the user that says why the head cannot be used. */
 const char *kv_index_meta_error(
@@ -425,6 +429,19 @@ int kv_view_next_chunk(struct kv_view *view, const struct kv_index_node *node,
 
 /* After a commit, by its thread: keeps the reserve, and learns whether the index may grow. */
 void kv_reserve_update(struct kv_index *index);
+
+/* ---- env.c ---- */
+
+/* An index up to that size is a small one: a hundred thousand files or so. */
+#define KV_ENV_SMALL (UINT64_C(64) << 20)
+/* FLAGS are LMDB's, beside ours. MAP_SIZE 0: the default. */
+int kv_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env);
+/* Opens the index's own. */
+int kv_env_attach(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags);
+/* Closes and opens it while no view is there. */
+int kv_env_reopen(struct kv_index *index);
+/* Makes the last commit durable after its sync has failed. */
+int kv_env_sync_again(struct kv_index *index);
 
 /* ---- commit.c ---- */
 

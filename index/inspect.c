@@ -112,7 +112,7 @@ int kv_index_inspect(const char *path, const struct kv_check_to *to, struct kv_i
 	if (r < 0)
 		return kv_fail(&error, r, "out of memory");
 	/* Nobody else is there: the lock file is left as it is. */
-	r = kv_index_open_env(index, path, 0, MDB_RDONLY | MDB_NOLOCK);
+	r = kv_env_attach(index, path, 0, MDB_RDONLY | MDB_NOLOCK);
 	if (r < 0)
 		r = kv_fail(&error, r, "the index in %s cannot be opened: %s", path, strerror(-r));
 	else

@@ -296,7 +296,7 @@ static int repair_run(struct kv_repair *repair)
 {
 	struct kv_index *index = repair->index;
 	struct kv_store_record record;
-	int r = kv_index_env_open(repair->what->new_path, 0, MDB_NOSYNC, &index->env);
+	int r = kv_env_open(repair->what->new_path, 0, MDB_NOSYNC, &index->env);
 
 	if (r == 0)
 		r = make_database(index);

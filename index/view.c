@@ -11,9 +11,12 @@
 
 static int reader_new(struct kv_index *index, struct kv_reader **ret_reader)
 {
-	struct kv_reader *reader = calloc(1, sizeof(*reader));
+	struct kv_reader *reader;
 	int code;
 
+	if (!index->env)
+		return -EIO;
+	reader = calloc(1, sizeof(*reader));
 	if (!reader)
 		return -ENOMEM;
 	code = mdb_txn_begin(index->env, NULL, MDB_RDONLY, &reader->txn);
