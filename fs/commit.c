@@ -360,6 +360,10 @@ static void settle_version(struct kv_version *version)
 
 static void flush_devices(struct kv_core *core)
 {
+#ifdef KV_BREAK_NO_DATA_FLUSH
+	/* Built beside the right one, by which the crash tests show that they would notice. */
+	return;
+#endif
 	for (unsigned i = 0; i < kv_devices_count(core->devices); i++) {
 		if (!kv_devices_unflushed(core->devices, i))
 			continue;
