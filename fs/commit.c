@@ -4,6 +4,7 @@
  * publishes each to the index. So the index never names bytes that a power cut could take back.
  */
 #include "fs/core_internal.h"
+#include "fs/crash.h"
 
 #include <inttypes.h>
 
@@ -310,6 +311,7 @@ static int commit_version(struct kv_version *version)
 	free(content.extents);
 	if (r < 0)
 		return r;
+	kv_crash_point("commit-published");
 	if (kv_map_rebase(version) < 0) {
 		kv_log_error("commit", "map cannot be read back ino=%" PRIu64, version->file->ino);
 		KV_LOCKED(&version->lock);
@@ -391,6 +393,7 @@ static void settle_batch(struct kv_core *core, struct kv_version_queue *batch)
 	bool progress;
 
 	flush_devices(core);
+	kv_crash_point("commit-flushed");
 	do {
 		progress = false;
 		for (version = TAILQ_FIRST(batch); version; version = next) {

@@ -4,6 +4,7 @@
  * any more.
  */
 #include "fs/core_internal.h"
+#include "fs/crash.h"
 
 #include <inttypes.h>
 
@@ -174,7 +175,9 @@ int kv_version_publish(struct kv_version *version)
 	r = version->quota.refused ? -EDQUOT : trim(version);
 	if (r == 0) {
 		kv_lease_published(core, version->file->ino);
+		kv_crash_point("publish-before");
 		kv_version_unref(make_current(version));
+		kv_crash_point("publish-after");
 		kv_stat_add(&core->stats->published, 1);
 	}
 	kv_version_leave_exclusive(version);

@@ -8,6 +8,7 @@
  * may be larger than the tier.
  */
 #include "fs/writeback_internal.h"
+#include "fs/crash.h"
 
 #include <limits.h>
 
@@ -290,6 +291,7 @@ static void work_off(struct kv_worker *worker, struct kv_version **versions, uns
 		}
 	}
 	kv_batch_run(worker);
+	kv_crash_point("writeback-written");
 	for (unsigned i = 0; i < count; i++)
 		kv_commit_push(versions[i]);
 }

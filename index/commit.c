@@ -10,6 +10,7 @@
  */
 #include <time.h>
 
+#include "fs/crash.h"
 #include "index/index_internal.h"
 
 #define RETRY_NS INT64_C(1000000000)
@@ -126,7 +127,9 @@ static int batch_write(struct kv_index *index)
 		mdb_txn_abort(txn);
 		return code;
 	}
+	kv_crash_point("index-filled");
 	code = mdb_txn_commit(txn);
+	kv_crash_point("index-committed");
 	index->broken = code != 0;
 	return code;
 }
@@ -144,6 +147,7 @@ static int batch_commit(struct kv_index *index)
 		if (r == 0) /* NOMETASYNC: without this the commit may be undone by a power cut */
 			r = kv_index_errno(mdb_env_sync(index->env, 1));
 	}
+	kv_crash_point("index-synced");
 	if (r == 0) {
 		index->unsynced = false;
 		atomic_fetch_add_explicit(&index->commits, 1, memory_order_relaxed);

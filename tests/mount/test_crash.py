@@ -1,83 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """P1: after kill -9 of the daemon at any moment every file is whole or absent, synced ones there.
 
-Each round keeps a manifest outside the mount. The guards: the manifest must not be empty, the
-right process must have been killed (Kvfs.kill checks), and everything is read again from the
-device through an empty cache.
+tests/lib/manifest.py has the workload, the check and its guards.
 """
 import os
-import random
 import time
-from pathlib import Path
 
 import pytest
 from data import MIB, blob, check_big, get, piece, put, sync, write_big
+from manifest import Manifest, check_promises, store
 from procs import Child, eventually
-
-
-class Manifest:
-    """What the workload tried and was promised, one line each, in a file outside the mount."""
-
-    def __init__(self, path):
-        self.path = path
-        self.fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-
-    def add(self, kind, name, seed):
-        os.write(self.fd, f"{kind} {name} {seed}\n".encode())
-
-    def read(self):
-        """{name: seeds tried}, {name: last seed synced}."""
-        tried, synced = {}, {}
-        with open(self.path, encoding="ascii") as f:
-            for line in f:
-                kind, name, seed = line.split()
-                if kind == "try":
-                    tried.setdefault(name, []).append(int(seed))
-                elif kind == "synced":
-                    synced[name] = int(seed)
-        assert tried and synced, "the manifest is empty: this round proves nothing"
-        return tried, synced
-
-
-def content(seed):
-    return blob(seed, random.Random(seed).choice((10, 4096, 60_000, MIB + 17, 3 * MIB)))
-
-
-def store(root, manifest, worker, seed):
-    """Stores without end: new names by temporary file and rename, others in place, some synced."""
-    choice = random.Random(seed)
-    os.chdir(root)  # not by path: the mount goes with its daemon, and the path leads below it
-    while True:
-        seed += 1
-        name = f"w{worker}-{choice.randrange(40)}"
-        path, data = Path(name), content(seed)
-        manifest.add("try", name, seed)
-        try:
-            if choice.random() < 0.5:
-                put(Path(f"{name}.tmp"), data)
-                os.rename(f"{name}.tmp", path)
-            else:
-                put(path, data)
-            if choice.random() < 0.2:
-                sync(path)
-                manifest.add("synced", name, seed)
-        except OSError:
-            return  # the daemon is gone
-
-
-def check_promises(root, manifest):
-    """Every file is one that was stored, whole; a synced one is that version or a later one."""
-    tried, synced = manifest.read()
-    names = os.listdir(root)
-    for name in names:
-        data, base = get(root / name), name.removesuffix(".tmp")
-        oldest = synced.get(name, 0)
-        seeds = [s for s in reversed(tried[base]) if s >= oldest]
-        assert any(data == content(s) for s in seeds), \
-            f"{name}: {len(data)} bytes of none of the versions {seeds}"
-    missing = set(synced) - set(names)
-    assert not missing, f"synced and gone: {missing}"
-    assert names
 
 
 @pytest.mark.timeout(240)
