@@ -49,28 +49,29 @@ int kv_blocks_store(const struct kv_blocks *blocks, struct kv_object *object, ui
 	return 0;
 }
 
-uint64_t kv_blocks_sum(
-	const struct kv_blocks *blocks, const struct kv_extent *extents, unsigned count)
+int kv_blocks_sum(const struct kv_blocks *blocks, const struct kv_extent *extents, unsigned count,
+	uint64_t *ret_sum)
 {
 	XXH3_state_t *state;
 	unsigned at = 0;
-	uint64_t sum;
 
-	if (count == 1)
-		return XXH3_64bits(
+	if (count == 1) {
+		*ret_sum = XXH3_64bits(
 			kv_blocks_memory(blocks, extents, 0), bytes_of(extents[0].count));
+		return 0;
+	}
 	state = XXH3_createState();
 	if (!state)
-		abort();
+		return -ENOMEM;
 	(void)XXH3_64bits_reset(state);
 	for (unsigned i = 0; i < count; i++) {
 		(void)XXH3_64bits_update(state, kv_blocks_memory(blocks, &extents[i], at),
 			bytes_of(extents[i].count));
 		at += extents[i].count;
 	}
-	sum = XXH3_64bits_digest(state);
+	*ret_sum = XXH3_64bits_digest(state);
 	XXH3_freeState(state);
-	return sum;
+	return 0;
 }
 
 static bool goes_on(const struct kv_io *before, const struct kv_io *io)

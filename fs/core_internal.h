@@ -556,9 +556,9 @@ static inline uint8_t *kv_blocks_memory(
 {
 	return blocks->memory + ((size_t)(blocks->packed ? at : extent->block) << KV_BLOCK_SHIFT);
 }
-/* The sum of a chunk: over the content of its extents, one behind the other. */
-uint64_t kv_blocks_sum(
-	const struct kv_blocks *blocks, const struct kv_extent *extents, unsigned count);
+/* The sum of a chunk: over the content of its extents, one behind the other. -ENOMEM. */
+int kv_blocks_sum(const struct kv_blocks *blocks, const struct kv_extent *extents, unsigned count,
+	uint64_t *ret_sum);
 /*
  * Transfers for EXTENTS, one for those that lie side by side in memory and on the device. ret_ios
  * has room for COUNT, and is filled from *TEMPLATE. Returns how many they are.

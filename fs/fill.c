@@ -265,6 +265,9 @@ static void *fill_main(void *arg)
 			if (count == 0)
 				break;
 		}
+		/* What it lacked when the thread began may be there now. */
+		if (r < 0)
+			r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
 		kv_fill_run(core, ring, r, (struct kv_fill_batch){jobs, count});
 	}
 	kv_ring_free(ring);

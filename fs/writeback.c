@@ -424,19 +424,14 @@ static void worker_loop(struct kv_worker *worker)
 
 static void *writeback_main(void *arg)
 {
-	struct kv_worker *worker = calloc(1, sizeof(*worker));
+	struct kv_worker worker = {.core = arg};
 
-	if (!worker)
-		abort();
-	worker->core = arg;
-	worker->ring_error = kv_ring_new(worker->core->devices, KV_RING_DEPTH, &worker->ring);
-	worker->spill_blocks = (unsigned)kv_min_u64(
-		KV_RUN_CHUNKS * KV_CHUNK_BLOCKS, worker->core->budget / 16 / KV_BLOCK_SIZE);
-	worker_loop(worker);
-	kv_batch_done(worker);
-	if (worker->ring_error == 0)
-		kv_ring_free(worker->ring);
-	free(worker);
+	worker.ring_error = kv_ring_new(worker.core->devices, KV_RING_DEPTH, &worker.ring);
+	worker.spill_blocks = (unsigned)kv_min_u64(
+		KV_RUN_CHUNKS * KV_CHUNK_BLOCKS, worker.core->budget / 16 / KV_BLOCK_SIZE);
+	worker_loop(&worker);
+	kv_batch_done(&worker);
+	kv_ring_free(worker.ring);
 	return NULL;
 }
 

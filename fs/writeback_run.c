@@ -199,11 +199,12 @@ static int adopt_extents(struct kv_batch_chunk *chunk, struct kv_slot *slot, uin
 static void finish_chunk(struct kv_core *core, struct kv_batch_chunk *chunk)
 {
 	struct kv_version *version = chunk->version;
-	uint64_t sum = chunk->result == 0
-			       ? kv_blocks_sum(&chunk->content, chunk->extents, chunk->extent_count)
-			       : 0;
 	uint64_t bytes = (uint64_t)chunk->blocks << KV_BLOCK_SHIFT;
+	uint64_t sum = 0;
 
+	if (chunk->result == 0)
+		chunk->result =
+			kv_blocks_sum(&chunk->content, chunk->extents, chunk->extent_count, &sum);
 	assert(!chunk->finished && chunk->left == 0);
 	chunk->finished = true;
 	{
@@ -318,6 +319,9 @@ void kv_batch_run(struct kv_worker *worker)
 
 	if (batch->chunk_count == 0)
 		return;
+	/* What it lacked when the thread began may be there now. */
+	if (worker->ring_error < 0)
+		worker->ring_error = kv_ring_new(core->devices, KV_RING_DEPTH, &worker->ring);
 	if (worker->ring_error == 0)
 		find_memory(worker);
 	for (unsigned i = 0; i < batch->chunk_count; i++) {

@@ -270,6 +270,34 @@ static void test_core_faults__early_write_error(void **state)
 	unit_done(&unit);
 }
 
+/* Threads that could not make their rings at first make them when there is work: nothing is lost.
+ */
+static void test_core_faults__late_rings(void **state)
+{
+	const int many = 1000;
+	struct unit unit;
+
+	(void)state;
+	unit_init(&unit, roomy);
+	uint64_t old = unit_put(&unit, "old", 3 * MIB, 1);
+	unit_sync(&unit);
+	unit_unmount(&unit);
+	atomic_store(&unit.disk.queues_fail, many);
+	unit_mount(&unit);
+	/* Two threads fill, and two write. */
+	for (unsigned i = 0; i < 5000 && atomic_load(&unit.disk.queues_fail) > many - 4; i++)
+		(void)usleep(1000);
+	assert_int_equal(atomic_load(&unit.disk.queues_fail), many - 4);
+	atomic_store(&unit.disk.queues_fail, 0);
+	uint64_t ino = unit_put(&unit, "new", 3 * MIB, 2);
+	unit_sync(&unit);
+	assert_int_equal(kv_stat_get(&unit.stats.writeback_errors), 0);
+	unit_expect_file(&unit, old, 3 * MIB, 1);
+	unit_chill(&unit);
+	unit_expect_file(&unit, ino, 3 * MIB, 2);
+	unit_done(&unit);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -281,6 +309,7 @@ int main(void)
 		cmocka_unit_test(test_core_faults__lost_base),
 		cmocka_unit_test(test_core_faults__flush_error),
 		cmocka_unit_test(test_core_faults__early_write_error),
+		cmocka_unit_test(test_core_faults__late_rings),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,6 +25,7 @@ struct unit_disk {
 	_Atomic int writes_fail;
 	_Atomic int reads_flip; /* that many reads have a bit flipped */
 	_Atomic int flushes_fail;
+	_Atomic int queues_fail;   /* that many are not made: ENOMEM */
 	_Atomic unsigned delay_us; /* before every reap */
 	_Atomic uint64_t reads;
 	_Atomic uint64_t writes;
@@ -98,10 +99,6 @@ UNIT_PASS(read, int, (void *context, int handle, void *memory, size_t length, ui
 UNIT_PASS(write, int,
 	(void *context, int handle, const void *memory, size_t length, uint64_t offset), handle,
 	memory, length, offset)
-UNIT_PASS(queue_new, int,
-	(void *context, const int *handles, unsigned count, unsigned depth,
-		struct kv_io_queue **queue),
-	handles, count, depth, queue)
 UNIT_PASS(submit, int, (void *context, struct kv_io_queue *queue, struct kv_io *io), queue, io)
 UNIT_PASS(buffer, void *, (void *context, struct kv_io_queue *queue, unsigned index), queue, index)
 #undef UNIT_PASS
@@ -118,6 +115,16 @@ static inline void unit_queue_free(void *context, struct kv_io_queue *queue)
 	const struct unit_disk *disk = context;
 
 	disk->real->queue_free(disk->real->context, queue);
+}
+
+static inline int unit_queue_new(void *context, const int *handles, unsigned count, unsigned depth,
+	struct kv_io_queue **ret_queue)
+{
+	struct unit_disk *disk = context;
+
+	if (unit_strike(&disk->queues_fail))
+		return -ENOMEM;
+	return disk->real->queue_new(disk->real->context, handles, count, depth, ret_queue);
 }
 
 static inline int unit_flush(void *context, int handle)
