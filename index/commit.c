@@ -14,6 +14,9 @@
 #include "index/index_internal.h"
 
 #define RETRY_NS INT64_C(1000000000)
+/* Memory comes back: a batch that lacked some is tried that often before anybody hears of it. */
+#define MEMORY_RETRIES_MAX 8u
+#define MEMORY_RETRY_NS INT64_C(10000000)
 #define NS_PER_S INT64_C(1000000000)
 #define NS_PER_MS INT64_C(1000000)
 
@@ -181,6 +184,9 @@ static void commit_report(struct kv_index *index, int r)
 	unsigned suppressed;
 	int before = atomic_load_explicit(&index->commit_error, memory_order_relaxed);
 
+	index->memory_retries = r == -ENOMEM ? index->memory_retries + 1 : 0;
+	if (r == -ENOMEM && index->memory_retries <= MEMORY_RETRIES_MAX)
+		return;
 	if (r < 0 && kv_log_allowed(&index->commit_log, &suppressed))
 		kv_log_error("index",
 			"commit failed, changes are refused until a retry succeeds error=\"%s\" "
@@ -210,6 +216,16 @@ static int commit_once(struct kv_index *index, bool last)
 	/* A failed one may have used the reserve up. */
 	kv_reserve_update(index);
 	commit_report(index, r);
+	return r;
+}
+
+/* At the end there is no later. */
+static int commit_insist(struct kv_index *index, bool last)
+{
+	int r = commit_once(index, last);
+
+	while (r == -ENOMEM && index->memory_retries <= MEMORY_RETRIES_MAX)
+		r = commit_once(index, last);
 	return r;
 }
 
@@ -247,6 +263,8 @@ static bool commit_pause(struct kv_index *index)
 	(void)pthread_mutex_lock(&index->commit_lock);
 	if (atomic_load_explicit(&index->commit_error, memory_order_relaxed) < 0) {
 		commit_wait(index, RETRY_NS, UINT64_MAX);
+	} else if (index->memory_retries > 0) {
+		commit_wait(index, MEMORY_RETRY_NS, UINT64_MAX);
 	} else {
 		while (!index->commit_stop && !index->commit_urgent && !commit_has_work(index))
 			(void)pthread_cond_wait(&index->commit_work, &index->commit_lock);
@@ -265,9 +283,9 @@ static void *commit_main(void *arg)
 	while (!commit_pause(index))
 		(void)commit_once(index, false);
 	/* A batch that was taken before the stop first, then what is left, with exact counters. */
-	if (index->batch_taken && commit_once(index, false) < 0)
+	if (index->batch_taken && commit_insist(index, false) < 0)
 		return NULL;
-	(void)commit_once(index, true);
+	(void)commit_insist(index, true);
 	return NULL;
 }
 

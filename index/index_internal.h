@@ -101,6 +101,7 @@ struct kv_index {
 	 * broken. */
 	bool unsynced;
 	bool broken;
+	unsigned memory_retries;
 	bool batch_taken; /* flushing is a batch not yet written: commit thread only */
 	uint64_t batch_sequence;
 	uint64_t batch_ino_limit;

@@ -323,6 +323,25 @@ static void test_index_layers__retries_by_itself(void **state)
 	} while (r != 0);
 }
 
+/* A batch that lacks memory for a moment is tried again before anybody hears of it, at the end too.
+ */
+static void test_index_layers__memory_comes_back(void **state)
+{
+	struct unit *unit = *state;
+
+	(void)unit_make(unit, KV_ROOT_INO, "file", S_IFREG | 0644);
+	kv_commit_fail(unit->index, ENOMEM, 3);
+	unit_sync(unit);
+	(void)unit_make(unit, KV_ROOT_INO, "last", S_IFREG | 0644);
+	kv_commit_fail(unit->index, ENOMEM, 3);
+	unit_reopen(unit);
+	assert_true(unit_lookup(unit, KV_ROOT_INO, "last") != 0);
+	(void)unit_make(unit, KV_ROOT_INO, "refused", S_IFREG | 0644);
+	kv_commit_fail(unit->index, ENOMEM, UINT32_MAX);
+	assert_int_equal(kv_index_wait(unit->index, kv_index_sequence(unit->index)), -ENOMEM);
+	kv_commit_fail(unit->index, 0, 0);
+}
+
 /* Closing while commits fail ends, and keeps what was durable. */
 static void test_index_layers__close_while_failing(void **state)
 {
@@ -513,6 +532,7 @@ int main(void)
 		TEST(test_index_layers__failed_commit),
 		TEST(test_index_layers__failed_batch_keeps_its_place),
 		TEST(test_index_layers__retries_by_itself),
+		TEST(test_index_layers__memory_comes_back),
 		TEST(test_index_layers__close_while_failing),
 		TEST(test_index_layers__full_map),
 		TEST(test_index_layers__threads),
