@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A library to preload into the daemon: the Nth call of a kind fails, as a test says through the
+ * file that KV_FAULT_FILE names, which both have mapped.
+ */
+/* Both sets of names are made here, so none may stand for the other. */
+#undef _FILE_OFFSET_BITS
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <liburing.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* tests/lib/faults.py has the same numbers. */
+enum fault_kind {
+	FAULT_NONE,
+	FAULT_MALLOC,
+	FAULT_OPEN,
+	FAULT_MMAP,
+	FAULT_THREAD,
+	FAULT_SUBMIT,
+	FAULT_SYNC, /* of the index's file, and of devices */
+	_FAULT_KIND_MAX,
+};
+
+struct control {
+	_Atomic int64_t kind;
+	_Atomic int64_t left; /* calls until the one that fails */
+	_Atomic int64_t struck;
+};
+
+static struct control *control;
+
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+extern void *__libc_realloc(void *memory, size_t size);
+
+EXPORT void *malloc(size_t size);
+EXPORT void *calloc(size_t count, size_t size);
+EXPORT void *realloc(void *memory, size_t size);
+EXPORT int open(const char *path, int flags, ...);
+EXPORT int open64(const char *path, int flags, ...);
+EXPORT int openat(int directory, const char *path, int flags, ...);
+EXPORT int openat64(int directory, const char *path, int flags, ...);
+EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset);
+EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd, off_t offset);
+EXPORT int pthread_create(
+	pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *arg);
+EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned count);
+EXPORT int fdatasync(int fd);
+
+__attribute__((constructor)) static void map_control(void)
+{
+	const char *path = getenv("KV_FAULT_FILE");
+	int fd = path ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC) : -1;
+	long mapped;
+
+	if (fd < 0)
+		return;
+	mapped = syscall(
+		SYS_mmap, NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	(void)close(fd);
+	if (mapped != -1)
+		control = (struct control *)mapped;
+}
+
+static bool strikes(enum fault_kind kind, int error)
+{
+	if (!control || atomic_load(&control->kind) != kind ||
+		atomic_fetch_sub(&control->left, 1) != 1)
+		return false;
+	atomic_fetch_add(&control->struck, 1);
+	errno = error;
+	return true;
+}
+
+void *malloc(size_t size)
+{
+	return strikes(FAULT_MALLOC, ENOMEM) ? NULL : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+	return strikes(FAULT_MALLOC, ENOMEM) ? NULL : __libc_calloc(count, size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+	return strikes(FAULT_MALLOC, ENOMEM) ? NULL : __libc_realloc(memory, size);
+}
+
+static int open_at(int directory, const char *path, int flags, va_list args)
+{
+	int mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(args, int) : 0;
+
+	if (strikes(FAULT_OPEN, EMFILE))
+		return -1;
+	return (int)syscall(SYS_openat, directory, path, flags, mode);
+}
+
+#define OPEN(name)                                                                                 \
+	int name(const char *path, int flags, ...)                                                 \
+	{                                                                                          \
+		va_list args;                                                                      \
+		va_start(args, flags);                                                             \
+		int fd = open_at(AT_FDCWD, path, flags, args);                                     \
+		va_end(args);                                                                      \
+		return fd;                                                                         \
+	}
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name)                                                                               \
+	int name(int directory, const char *path, int flags, ...)                                  \
+	{                                                                                          \
+		va_list args;                                                                      \
+		va_start(args, flags);                                                             \
+		int fd = open_at(directory, path, flags, args);                                    \
+		va_end(args);                                                                      \
+		return fd;                                                                         \
+	}
+OPENAT(openat)
+OPENAT(openat64)
+
+void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	if (strikes(FAULT_MMAP, ENOMEM))
+		return MAP_FAILED;
+	return (void *)syscall(SYS_mmap, address, length, prot, flags, fd, offset);
+}
+
+void *mmap64(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	return mmap(address, length, prot, flags, fd, offset);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *arg)
+{
+	static int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+	if (!real)
+		real = dlsym(RTLD_NEXT, "pthread_create");
+	return strikes(FAULT_THREAD, EAGAIN) ? EAGAIN : real(thread, attr, start, arg);
+}
+
+int io_uring_submit_and_wait(struct io_uring *ring, unsigned count)
+{
+	static int (*real)(struct io_uring *, unsigned);
+
+	if (!real)
+		real = dlsym(RTLD_NEXT, "io_uring_submit_and_wait");
+	return strikes(FAULT_SUBMIT, EAGAIN) ? -EAGAIN : real(ring, count);
+}
+
+int fdatasync(int fd)
+{
+	return strikes(FAULT_SYNC, EIO) ? -1 : (int)syscall(SYS_fdatasync, fd);
+}

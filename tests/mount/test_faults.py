@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Nth allocation, open, mapping, thread, submission or sync of the daemon fails, for every N of
+every operation: whoever asked gets an errno or the right answer, never a hung call, and the daemon
+lives on.
+"""
+import errno
+import os
+
+import pytest
+from data import blob, get, put
+from faults import Faults
+from kvmount import MountFailed, build_folder
+from procs import eventually, in_child
+
+LONG = bool(os.environ.get("KVFS_LONG"))
+CALLS_MAX = 400 if LONG else 40
+# Of a mount there are some hundred.
+MOUNT_STRIDE = 1 if LONG else 13
+ALLOWED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EAGAIN, errno.ENOENT,
+           errno.ENOSPC}
+
+
+@pytest.fixture
+def faulty(fresh, monkeypatch):
+    library = build_folder() / "tests" / "crash" / "libkvfault.so"
+    if not library.exists():
+        pytest.skip("the library that fails calls is not built")
+    kv = fresh(mount=False)
+    faults = Faults(kv.home / "faults")
+    monkeypatch.setenv("KV_FAULT_FILE", os.fspath(kv.home / "faults"))
+    kv.prefix = ["env", f"LD_PRELOAD={library}"]
+    kv.expect_errors(".")
+    return kv, faults
+
+
+def create(root, number):
+    put(root / f"new{number}", blob(number, 70_000))
+
+
+def synced(root, number):
+    path = root / f"synced{number}"
+    put(path, blob(number, 70_000))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rewrite(root, number):
+    fd = os.open(root / "rewritten", os.O_WRONLY)
+    try:
+        os.pwrite(fd, blob(number, 5_000), 0)
+    finally:
+        os.close(fd)
+
+
+def read(root, number):
+    assert get(root / f"old{number}") == blob(number, 300_000)
+
+
+def rename(root, number):
+    os.rename(root / f"old{number}", root / f"renamed{number}")
+
+
+def unlink(root, number):
+    os.unlink(root / f"renamed{number}")
+
+
+def names(root, number):
+    path = root / f"dir{number}"
+    os.mkdir(path)
+    os.symlink("x", path / "l")
+    os.setxattr(path, "user.a", b"1")
+    os.listdir(path)
+    os.statvfs(path)
+
+
+def attempt(kv, func, number):
+    """What came of FUNC: None or an errno. A call that hangs fails the test."""
+    try:
+        in_child(func, kv.mnt, number, timeout=30)
+    except OSError as e:
+        assert not isinstance(e, (TimeoutError, ChildProcessError)), f"{func.__name__}: {e}"
+        return e.errno
+    return None
+
+
+def try_all(kv, faults, kind, func):
+    """Returns how many calls have failed."""
+    struck = quiet = 0
+    for number in range(1, CALLS_MAX + 1):
+        faults.arm(kind, number)
+        error = attempt(kv, func, number)
+        hit = faults.disarm()
+        assert error is None or error in ALLOWED, f"{func.__name__}: {os.strerror(error)}"
+        assert kv.daemon.poll() is None, f"{func.__name__}, {kind} {number}: {kv.log_tail()}"
+        struck += hit
+        # Who works in the background makes calls, too: one without a hit is not the end.
+        quiet = 0 if hit else quiet + 1
+        if quiet == 3:
+            break
+    return struck
+
+
+@pytest.mark.timeout(3600 if LONG else 300)
+@pytest.mark.parametrize("kind", ["malloc", "open", "mmap", "submit", "sync"])
+def test_every_call_of_an_operation_fails_once(faulty, kind):
+    kv, faults = faulty
+    kv.mount()
+    for number in range(1, CALLS_MAX + 1):
+        put(kv.mnt / f"old{number}", blob(number, 300_000))
+    put(kv.mnt / "rewritten", blob(1, 5_000))
+    kv.remount()  # so that reads go to the device
+    struck = sum(try_all(kv, faults, kind, func)
+                 for func in (read, create, synced, rewrite, rename, unlink, names))
+    assert struck > 0, "no call failed: this proves nothing"
+    # It is as good as ever, once a commit that failed was tried again.
+    eventually(lambda: attempt(kv, create, CALLS_MAX + 1) is None, what="work without faults")
+    put(kv.mnt / "last", blob(7, 100_000))
+    kv.settle()
+    kv.remount()
+    assert get(kv.mnt / "last") == blob(7, 100_000)
+
+
+@pytest.mark.timeout(3600 if LONG else 300)
+@pytest.mark.parametrize("kind", ["malloc", "open", "mmap", "thread"])
+def test_every_call_of_a_mount_fails_once(faulty, kind):
+    kv, faults = faulty
+    kv.mount()
+    put(kv.mnt / "f", blob(1, 100_000))
+    kv.umount()
+    struck = 0
+    for number in range(1, 60 * MOUNT_STRIDE, MOUNT_STRIDE if kind == "malloc" else 1):
+        faults.arm(kind, number)
+        try:
+            kv.mount(timeout=30)
+        except MountFailed as e:
+            assert e.status == 1 and e.text.strip(), f"{kind} {number}: {e}"
+        else:
+            assert attempt(kv, lambda root, _: os.stat(root / "f"), 0) in {None, *ALLOWED}
+        hit = faults.disarm()
+        struck += hit
+        if kv.daemon:
+            kv.umount()
+        if not hit:
+            break
+    assert struck > 0, "no call failed: this proves nothing"
+    kv.mount()
+    assert get(kv.mnt / "f") == blob(1, 100_000)
