@@ -253,6 +253,29 @@ static int do_alloc(struct scene *scene)
 	return r == -EIO ? -ENOMEM : r < 0 ? r : 0;
 }
 
+static int do_pin(struct scene *scene)
+{
+	struct kv_inode inode;
+
+	return kv_index_pin(scene->unit->index, scene->file, true, true, &inode);
+}
+
+static int do_quota(struct scene *scene)
+{
+	uint32_t number;
+
+	return kv_index_quota_set(scene->unit->index, scene->dir, 1000, &number);
+}
+
+static int do_retire(struct scene *scene)
+{
+	const struct kv_retire retire = {.ino = scene->dir, .now_ns = 1};
+	struct kv_inode fresh;
+	int r = kv_index_retire(scene->unit->index, &retire, &fresh);
+
+	return r == 1 ? 0 : r;
+}
+
 typedef int operation(struct scene *scene);
 
 /* True once the operation succeeded; before it failed cleanly. */
@@ -313,6 +336,9 @@ MEMORY_TEST(publish_held)
 MEMORY_TEST(evict)
 MEMORY_TEST(reap)
 MEMORY_TEST(alloc)
+MEMORY_TEST(pin)
+MEMORY_TEST(quota)
+MEMORY_TEST(retire)
 
 int main(void)
 {
@@ -332,6 +358,9 @@ int main(void)
 		cmocka_unit_test(test_index_memory__evict),
 		cmocka_unit_test(test_index_memory__reap),
 		cmocka_unit_test(test_index_memory__alloc),
+		cmocka_unit_test(test_index_memory__pin),
+		cmocka_unit_test(test_index_memory__quota),
+		cmocka_unit_test(test_index_memory__retire),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
