@@ -17,6 +17,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The unit of allocation on a device and of st_blocks; also the alignment of all device I/O. */
@@ -64,6 +65,14 @@ static inline uint64_t kv_round_up(uint64_t value, uint64_t unit)
 static inline uint64_t kv_div_round_up(uint64_t value, uint64_t unit)
 {
 	return (value + unit - 1) / unit;
+}
+
+static inline int64_t kv_monotonic_ms(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 /* Little-endian fields in records; P needs no alignment. */

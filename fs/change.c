@@ -10,13 +10,19 @@
 
 static const uint8_t zeros[KV_BLOCK_SIZE];
 
-struct kv_slot *kv_slot_when_free(struct kv_version *version, uint32_t number)
+int kv_slot_when_free(struct kv_version *version, uint32_t number, struct kv_slot **ret_slot)
 {
+	int64_t since_ms = kv_monotonic_ms();
+
 	for (;;) {
 		struct kv_slot *slot = kv_slot_find(version, number);
 
-		if (!slot || !(slot->flags & (KV_SLOT_BUSY | KV_SLOT_WRITEBACK)))
-			return slot;
+		if (!slot || !(slot->flags & (KV_SLOT_BUSY | KV_SLOT_WRITEBACK))) {
+			*ret_slot = slot;
+			return 0;
+		}
+		if (kv_core_gives_up(version->file->core, since_ms))
+			return -EIO;
 		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
 	}
 }
@@ -65,20 +71,20 @@ int kv_chunk_drop(struct kv_writer *writer, uint32_t number)
 {
 	struct kv_version *version = writer->version;
 	struct kv_bits bits = {0};
-	struct kv_slot *slot;
+	struct kv_slot *slot = NULL;
 	uint64_t bytes = 0;
 	unsigned kept = 0;
-	int r = 0;
+	int r;
 
 	(void)pthread_mutex_lock(&version->lock);
-	slot = kv_slot_when_free(version, number);
+	r = kv_slot_when_free(version, number, &slot);
 	enum kv_chunk_state state = kv_slot_state(version, number);
 	bool borrowed = !slot || is_borrowed(slot);
 	if (slot)
 		kv_slot_bits(slot, &bits);
 	(void)pthread_mutex_unlock(&version->lock);
-	if (!slot && state == KV_CHUNK_HOLE)
-		return 0;
+	if (r < 0 || (!slot && state == KV_CHUNK_HOLE))
+		return r;
 	if (state == KV_CHUNK_BASE)
 		r = kv_chunk_bits(version, number, &bits);
 	if (r == 0 && borrowed) {
@@ -91,8 +97,9 @@ int kv_chunk_drop(struct kv_writer *writer, uint32_t number)
 		return r;
 	{
 		KV_LOCKED(&version->lock);
-		(void)kv_slot_when_free(version, number);
-		r = kv_slot_get(version, number, &slot);
+		r = kv_slot_when_free(version, number, &slot);
+		if (r == 0)
+			r = kv_slot_get(version, number, &slot);
 		if (r == 0 && slot->charge > 0)
 			r = kv_object_punch(
 				version->object, (uint64_t)number << KV_CHUNK_SHIFT, KV_CHUNK_SIZE);
@@ -230,7 +237,10 @@ int kv_writer_punch(struct kv_writer *writer, const struct kv_span *span)
 		if (r < 0)
 			return r;
 		KV_LOCKED(&version->lock);
-		struct kv_slot *slot = kv_slot_when_free(version, span->chunk);
+		struct kv_slot *slot;
+		r = kv_slot_when_free(version, span->chunk, &slot);
+		if (r < 0)
+			return r;
 		if (slot && slot->state == KV_CHUNK_DIRTY)
 			return punch_dirty(version, slot, span);
 		if (!slot || slot->state == KV_CHUNK_HOLE)
@@ -283,7 +293,10 @@ static int shrink(struct kv_writer *writer, uint64_t size)
 		KV_LOCKED(&version->lock);
 		/* A chunk that keeps its extents may be resident whole: its pages stay as they are.
 		 */
-		const struct kv_slot *slot = kv_slot_when_free(version, number);
+		struct kv_slot *slot;
+		r = kv_slot_when_free(version, number, &slot);
+		if (r < 0)
+			return r;
 		if (slot && slot->state == KV_CHUNK_HOT)
 			return 0;
 		r = cut_object(version, size, &bytes);

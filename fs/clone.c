@@ -6,12 +6,11 @@
 
 static int wait_committed(struct kv_version *version)
 {
-	KV_LOCKED(&version->lock);
+	int r = kv_version_wait_settled(version);
 
-	if (version->state == KV_VERSION_PUBLISHED)
-		kv_writeback_hurry(version->file->core);
-	while (version->state == KV_VERSION_PUBLISHED)
-		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+	if (r < 0)
+		return r;
+	KV_LOCKED(&version->lock);
 	return version->state == KV_VERSION_COMMITTED ? 0 : -EIO;
 }
 

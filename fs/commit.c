@@ -360,23 +360,6 @@ static void settle_version(struct kv_version *version)
 
 /* ---- The thread ---- */
 
-static void flush_devices(struct kv_core *core)
-{
-#ifdef KV_BREAK_NO_DATA_FLUSH
-	/* Built beside the right one, by which the crash tests show that they would notice. */
-	return;
-#endif
-	for (unsigned i = 0; i < kv_devices_count(core->devices); i++) {
-		if (!kv_devices_unflushed(core->devices, i))
-			continue;
-		int r = kv_devices_flush(core->devices, i);
-		if (r < 0) {
-			kv_log_error("commit", "flush failed device=%u error=%s", i, strerror(-r));
-			atomic_fetch_add(&core->flush_failures, 1);
-		}
-	}
-}
-
 static bool must_wait(struct kv_version *version)
 {
 	struct kv_shard *shard = kv_shard_of(version->file->core, version->file->ino);
@@ -386,31 +369,36 @@ static bool must_wait(struct kv_version *version)
 	return older && !kv_version_is_settled(older);
 }
 
-/* Settles all of BATCH whose predecessors are settled. Returns with BATCH holding the others. */
-static void settle_batch(struct kv_core *core, struct kv_version_queue *batch)
+/*
+ * Settles all of BATCH whose predecessors are settled and whose bytes the devices keep. Returns
+ * with BATCH holding the others: those devices that were too slow to flush, a bit each.
+ */
+static uint64_t settle_batch(struct kv_core *core, struct kv_version_queue *batch)
 {
 	struct kv_version *version, *next;
+	uint64_t unflushed = kv_flush_devices(core);
 	bool progress;
 
-	flush_devices(core);
 	kv_crash_point("commit-flushed");
 	do {
 		progress = false;
 		for (version = TAILQ_FIRST(batch); version; version = next) {
 			next = TAILQ_NEXT(version, queued);
-			if (must_wait(version))
+			if (must_wait(version) || atomic_load(&version->wrote_on) & unflushed)
 				continue;
 			TAILQ_REMOVE(batch, version, queued);
 			settle_version(version);
 			progress = true;
 		}
 	} while (progress && !TAILQ_EMPTY(batch));
+	return unflushed;
 }
 
 void *kv_commit_main(void *arg)
 {
 	struct kv_core *core = arg;
 	struct kv_version_queue batch = TAILQ_HEAD_INITIALIZER(batch);
+	uint64_t unflushed = 0;
 
 	for (;;) {
 		{
@@ -418,12 +406,17 @@ void *kv_commit_main(void *arg)
 			while (TAILQ_EMPTY(&core->writeback.complete)) {
 				if (core->writeback.stop && TAILQ_EMPTY(&core->writeback.inflight))
 					return NULL;
+				if (unflushed && !TAILQ_EMPTY(&batch)) {
+					(void)kv_cond_wait_ms(&core->writeback.ready,
+						&core->writeback.lock, KV_WAIT_SLICE_MS);
+					break;
+				}
 				(void)pthread_cond_wait(
 					&core->writeback.ready, &core->writeback.lock);
 			}
 			TAILQ_CONCAT(&batch, &core->writeback.complete, queued);
 		}
-		settle_batch(core, &batch);
+		unflushed = settle_batch(core, &batch);
 		kv_store_evict_kick(core);
 		kv_quota_kick(core);
 	}

@@ -22,6 +22,11 @@
 
 static void print_devices(FILE *out, struct kv_daemon *daemon)
 {
+	static const char *const states[] = {
+		[KV_DEVICE_OK] = "ok",
+		[KV_DEVICE_SLOW] = "slow",
+		[KV_DEVICE_HUNG] = "hung",
+	};
 	struct kv_devices *devices = daemon->store->devices;
 	unsigned count = kv_devices_count(devices);
 
@@ -30,8 +35,9 @@ static void print_devices(FILE *out, struct kv_daemon *daemon)
 		struct kv_device_info info;
 
 		kv_devices_info(devices, i, &info);
-		fprintf(out, "device %u %" PRIu64 " %" PRIu64 " %d %s\n", i, info.size, info.blocks,
-			info.failed, info.path);
+		fprintf(out, "device %u %" PRIu64 " %" PRIu64 " %d %s %" PRIu64 " %s\n", i,
+			info.size, info.blocks, info.failed, states[info.state], info.waiting_ms,
+			info.path);
 	}
 }
 

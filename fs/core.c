@@ -5,20 +5,13 @@
  */
 #include "fs/core_internal.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <time.h>
 
 /* Writers wait above 1/2 of the DRAM budget; unpublished versions are written early above 1/4. */
 #define DIRTY_LIMIT(core) ((core)->budget / 2)
 #define SPILL_LIMIT(core) ((core)->budget / 4)
-
-int64_t kv_monotonic_ms(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 void kv_cond_init(pthread_cond_t *cond)
 {
@@ -74,7 +67,7 @@ void kv_park_wake(struct kv_core *core, const void *key)
 
 int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms)
 {
-	int64_t until = kv_monotonic_ms() + patience_ms;
+	int64_t since_ms = kv_monotonic_ms(), until = since_ms + patience_ms;
 	int r;
 
 	if (!bytes)
@@ -87,7 +80,7 @@ int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms)
 		 * into droppable ones. */
 		kv_writeback_kick(core, true);
 		int64_t left = until - kv_monotonic_ms();
-		if (left <= 0 || atomic_load(&core->stopping))
+		if (left <= 0 || atomic_load(&core->stopping) || kv_core_gives_up(core, since_ms))
 			return -EAGAIN;
 		r = kv_dram_charge(core->dram, bytes, (unsigned)kv_min_u64((uint64_t)left, 100));
 		if (r != -EAGAIN)
@@ -134,7 +127,7 @@ void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks)
 
 void kv_core_throttle(struct kv_core *core)
 {
-	int64_t until = kv_monotonic_ms() + KV_PATIENCE_MS;
+	int64_t since_ms = kv_monotonic_ms(), until = since_ms + KV_PATIENCE_MS;
 	uint64_t progress = 0;
 
 	if (atomic_load(&core->dirty) <= DIRTY_LIMIT(core))
@@ -144,9 +137,10 @@ void kv_core_throttle(struct kv_core *core)
 	while (atomic_load(&core->dirty) > DIRTY_LIMIT(core) && !atomic_load(&core->stopping)) {
 		if (core->writeback.progress != progress) {
 			progress = core->writeback.progress;
-			until = kv_monotonic_ms() + KV_PATIENCE_MS;
+			since_ms = kv_monotonic_ms();
+			until = since_ms + KV_PATIENCE_MS;
 		}
-		if (kv_monotonic_ms() > until)
+		if (kv_monotonic_ms() > until || kv_core_gives_up(core, since_ms))
 			return;
 		(void)pthread_cond_signal(&core->writeback.work);
 		(void)kv_cond_wait_ms(&core->writeback.settled, &core->writeback.lock, 50);
@@ -188,6 +182,8 @@ void kv_core_usage(struct kv_core *core, struct kv_core_usage *ret_usage)
 
 int kv_core_sync(struct kv_core *core)
 {
+	int64_t since_ms = kv_monotonic_ms();
+
 	kv_writeback_hurry(core);
 	{
 		KV_LOCKED(&core->writeback.lock);
@@ -196,6 +192,12 @@ int kv_core_sync(struct kv_core *core)
 			struct kv_version *oldest = TAILQ_FIRST(&core->writeback.inflight);
 			if (!oldest || oldest->serial > last)
 				break;
+			/* Its older siblings would be in front of it. */
+			if ((kv_devices_all_slow(core->devices) ||
+				    atomic_load(&oldest->wrote_on) &
+					    kv_devices_slow(core->devices)) &&
+				kv_core_gives_up(core, since_ms))
+				return -EIO;
 			(void)kv_cond_wait_ms(
 				&core->writeback.settled, &core->writeback.lock, KV_WAIT_SLICE_MS);
 		}
@@ -251,6 +253,11 @@ static void core_init_locks(struct kv_core *core)
 	kv_cond_init(&core->writeback.work);
 	kv_cond_init(&core->writeback.ready);
 	kv_cond_init(&core->writeback.settled);
+	(void)pthread_mutex_init(&core->flush.lock, NULL);
+	kv_cond_init(&core->flush.wanted);
+	kv_cond_init(&core->flush.ended);
+	(void)pthread_mutex_init(&core->watch.lock, NULL);
+	kv_cond_init(&core->watch.cond);
 	TAILQ_INIT(&core->writeback.queue);
 	TAILQ_INIT(&core->writeback.complete);
 	TAILQ_INIT(&core->writeback.inflight);
@@ -273,6 +280,8 @@ static int core_start(struct kv_core *core)
 	int r = kv_lease_start(core);
 
 	if (r >= 0)
+		r = kv_flush_start(core);
+	if (r >= 0)
 		r = kv_fill_start(core);
 	if (r >= 0)
 		r = kv_writeback_start(core);
@@ -280,20 +289,50 @@ static int core_start(struct kv_core *core)
 		r = kv_evict_start(core);
 	if (r >= 0)
 		r = kv_reap_start(core);
+	if (r >= 0)
+		r = kv_watch_start(core);
 	return r;
 }
 
-/* The order in which the rooms may still need each other: reaping frees, eviction, writing,
- * filling. */
-static void core_stop(struct kv_core *core)
+/* Waits for the last thread's end. False: a device does not answer it. */
+static bool join_last(struct kv_core *core)
 {
+	int64_t since_ms = kv_monotonic_ms();
+	struct timespec until;
+
+	for (;;) {
+		(void)clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_sec++;
+		if (pthread_clockjoin_np(core->threads[core->thread_count - 1], NULL,
+			    CLOCK_MONOTONIC, &until) != ETIMEDOUT)
+			break;
+		if (kv_core_gives_up(core, since_ms))
+			return false;
+	}
+	core->thread_count--;
+	return true;
+}
+
+/* The order in which the rooms may still need each other: reaping frees, eviction, writing,
+ * filling, flushing. False: a device holds threads up, so nothing may be freed. */
+static bool core_stop(struct kv_core *core)
+{
+	bool joined = true;
+
+	kv_devices_closing(core->devices);
+	kv_watch_no_more(core);
 	kv_reap_stop(core);
 	kv_writeback_stop(core);
 	kv_evict_stop(core);
 	kv_fill_stop(core);
-	for (unsigned i = 0; i < core->thread_count; i++)
-		(void)pthread_join(core->threads[i], NULL);
-	core->thread_count = 0;
+	while (core->thread_count > 0 && joined) {
+		/* The flushers were started first: all others have ended. */
+		if (core->thread_count <= kv_devices_count(core->devices))
+			kv_flush_stop(core);
+		joined = join_last(core);
+	}
+	kv_watch_stop(core);
+	return joined;
 }
 
 int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core, char *ret_error,
@@ -329,7 +368,7 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 	if (r < 0) {
 		(void)snprintf(
 			ret_error, error_size, "cannot start the worker threads: %s", strerror(-r));
-		core_stop(core);
+		(void)core_stop(core);
 		kv_dram_free(core->dram);
 		free(core->leases);
 		free(core);
@@ -348,7 +387,13 @@ struct kv_core *kv_core_free(struct kv_core *core)
 		kv_log_error("core", "last commit failed error=%s", strerror(-r));
 	kv_reap_drain(core, KV_PATIENCE_MS);
 	atomic_store(&core->stopping, true);
-	core_stop(core);
+	if (!core_stop(core)) {
+		kv_log_error("core",
+			"a device does not answer: what was not written yet is lost bytes=%" PRIu64,
+			(uint64_t)atomic_load(&core->dirty));
+		(void)kv_index_wait(core->index, kv_index_sequence(core->index));
+		return core;
+	}
 	unsigned left = kv_files_free(core);
 	if (left)
 		kv_log_warning("core", "files still in use at the end files=%u", left);

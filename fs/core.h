@@ -79,7 +79,9 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 	size_t error_size);
 /*
  * Writes back what is published, commits, stops the threads, frees everything. All files must be
- * put, except those the core itself holds. Waits. NULL is allowed. Returns NULL.
+ * put, except those the core itself holds. Waits. NULL is allowed. Returns NULL; or CORE if a
+ * device that does not answer still has its memory: then nothing that it knows may be freed, and
+ * all that is left to do is to end the process.
  */
 struct kv_core *kv_core_free(struct kv_core *core);
 
@@ -216,7 +218,8 @@ void kv_version_continue(struct kv_version *version, struct kv_version *from);
 /* The writer of this published version does not go on. */
 void kv_version_give_up(struct kv_version *version);
 /* Waits until a published version (or a later one of the file) is durable. -EIO if its write-back
- * failed. */
+ * failed, or if a device does not answer: then it may become durable later, and be asked for again.
+ */
 int kv_version_sync(struct kv_version *version);
 
 /* ---- Versions: access ---- */
@@ -250,8 +253,9 @@ ssize_t kv_version_read_direct(
 
 /*
  * The same without a copy: the bytes [OFFSET, OFFSET + SIZE) of a published version, as far as it
- * goes, mapped. They are there until kv_loan_end, which must follow. -EAGAIN: not to be had that
- * way (holes, damage, a version being written, no room): use kv_version_read. Waits for fills.
+ * goes, mapped. They are there until kv_loan_end, which must follow. -EIO: a device does not
+ * answer. -EAGAIN: not to be had that way (holes, damage, a version being written, no room): use
+ * kv_version_read. Waits for fills.
  */
 struct kv_loan {
 	const void *memory;

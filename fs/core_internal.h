@@ -26,6 +26,8 @@
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them
  *   lease.c        who was looked up or opened of late
+ *   flush.c        flushing the devices
+ *   watch.c        devices that do not answer
  *
  * Locks, outermost first: shard (a file's members), version, leaves (index, space, DRAM, lists,
  * parks). A derived version may be locked before its base, never the other way round. The mutex
@@ -54,7 +56,9 @@
 
 #define KV_SHARDS 64u
 #define KV_PARKS 64u
-#define KV_THREADS_MAX 24u
+#define KV_THREADS_MAX 160u
+/* Threads of one kind, replacements of those that a device holds up among them. */
+#define KV_CREW_MAX 32u
 #define KV_SEGMENT_CHUNKS 32u
 /* Longest run of chunks in one fill job or one mapped window. */
 #define KV_RUN_CHUNKS 16u
@@ -212,9 +216,10 @@ struct kv_version {
 	uint32_t hand;           /* of the clock that punches */
 	unsigned flush_failures; /* of the core, when the first chunk was written */
 	bool wrote;
-	uint64_t write_end; /* of the last write: a stream goes on there */
-	uint32_t next_read; /* chunk at which a sequential reader would go on */
-	uint8_t ahead;      /* chunks that one gets in advance */
+	uint64_t write_end;        /* of the last write: a stream goes on there */
+	_Atomic uint64_t wrote_on; /* bit N: a chunk was written to device N */
+	uint32_t next_read;        /* chunk at which a sequential reader would go on */
+	uint8_t ahead;             /* chunks that one gets in advance */
 	uint64_t size;
 	uint64_t number;
 	uint64_t blocks;
@@ -273,6 +278,23 @@ struct kv_park {
 	pthread_cond_t cond;
 };
 
+/* Threads that share a queue of work for the devices. */
+struct kv_crew {
+	void *(*main)(void *core);
+	unsigned size;    /* without replacements */
+	unsigned started; /* touched by the starting thread, later by the watch */
+	_Atomic unsigned joined;
+	_Atomic int64_t since_ms[KV_CREW_MAX]; /* when a member took up its work; 0: it has none */
+};
+
+/* One device's flushes; guarded by the lock of the core's flush. */
+struct kv_flusher {
+	struct kv_core *core;
+	unsigned device;
+	uint64_t asked; /* flushes wanted, and ended, so far */
+	uint64_t ended;
+};
+
 struct kv_fill;
 TAILQ_HEAD(kv_fill_queue, kv_fill);
 
@@ -321,6 +343,7 @@ struct kv_core {
 		struct kv_fill_queue urgent;
 		struct kv_fill_queue ahead;
 		bool stop;
+		struct kv_crew crew;
 	} fill;
 	struct {
 		pthread_mutex_t lock;
@@ -338,8 +361,23 @@ struct kv_core {
 		uint64_t progress;    /* grows with every chunk written or version settled */
 		bool spill;           /* DRAM is short: write unpublished versions early */
 		bool stop;
-		bool stop_commit;
+		struct kv_crew crew;
 	} writeback;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t wanted;
+		pthread_cond_t ended;
+		bool stop;
+		struct kv_flusher flushers[KV_DEVICES_MAX];
+	} flush;
+	struct {
+		pthread_mutex_t lock;
+		pthread_cond_t cond;
+		pthread_t thread;
+		bool running;
+		bool ending; /* no more threads */
+		bool stop;
+	} watch;
 	struct {
 		pthread_mutex_t lock;
 		pthread_cond_t cond;
@@ -381,7 +419,6 @@ int kv_core_thread(struct kv_core *core, void *(*main)(void *core));
 void kv_cond_init(pthread_cond_t *cond);
 /* Waits on COND for at most MS. False on time-out. */
 bool kv_cond_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, unsigned ms);
-int64_t kv_monotonic_ms(void);
 /* Sleeps until KEY is woken, or MS: HELD is released meanwhile. May wake early. */
 void kv_park_wait(struct kv_core *core, const void *key, pthread_mutex_t *held, unsigned ms);
 void kv_park_wake(struct kv_core *core, const void *key);
@@ -396,6 +433,30 @@ int kv_core_reserve(struct kv_core *core, uint64_t blocks);
 void kv_core_throttle(struct kv_core *core);
 void kv_core_dirty_add(struct kv_core *core, uint64_t blocks);
 void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks);
+
+/* ---- flush.c ---- */
+
+int kv_flush_start(struct kv_core *core);
+void kv_flush_stop(struct kv_core *core);
+/* Flushes the devices that were written to. Returns those, a bit each, that are too slow to be
+ * waited for: what was written to them is not durable yet. */
+uint64_t kv_flush_devices(struct kv_core *core);
+
+/* ---- watch.c ---- */
+
+int kv_watch_start(struct kv_core *core);
+/* From now on no threads are replaced. */
+void kv_watch_no_more(struct kv_core *core);
+void kv_watch_stop(struct kv_core *core);
+/* How long a device may take for an answer before work is kept away from it. */
+uint64_t kv_watch_slow_ms(const struct kv_core *core);
+/* True if who waits for a device since SINCE_MS does so no longer. */
+bool kv_core_gives_up(struct kv_core *core, int64_t since_ms);
+/* Starts SIZE threads of one kind. A member tells by begin and end when it works for a device. */
+int kv_crew_start(struct kv_core *core, struct kv_crew *crew, unsigned size);
+unsigned kv_crew_join(struct kv_crew *crew);
+void kv_crew_begin(struct kv_crew *crew, unsigned member);
+void kv_crew_end(struct kv_crew *crew, unsigned member);
 
 /* ---- file.c ---- */
 
@@ -432,6 +493,11 @@ int kv_version_object_locked(struct kv_version *version);
 /* Puts the version on the list where it belongs now; LAST: as the most recently used. Lock held. */
 void kv_version_relist_locked(struct kv_version *version, bool last);
 bool kv_version_is_settled(struct kv_version *version);
+/* True if VERSION's commit waits for a device that is slow. No locks held; so for the next. */
+bool kv_version_is_held_up(struct kv_version *version);
+/* Waits until a published version is settled. -EIO: a device does not answer; it still may be
+ * settled later. */
+int kv_version_wait_settled(struct kv_version *version);
 /* The version leaves the inflight list for good. No locks held. */
 void kv_version_settle(struct kv_version *version, enum kv_version_state state, int error);
 /* Has no name and no open any more: its write-back is pointless. */
@@ -586,6 +652,7 @@ struct kv_writer {
 	uint64_t promised; /* blocks reserved and not used yet */
 	uint64_t growth;   /* blocks that this will add to the version, promised by the quota */
 	bool stream;       /* goes on where the write before has ended */
+	int64_t since_ms;  /* when it came to the chunk at hand */
 };
 /* Writes what lies inside one chunk. Sizes are the caller's. */
 int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory);
@@ -601,9 +668,9 @@ struct kv_span kv_span_at(uint64_t offset, uint64_t size);
 
 /* ---- change.c ---- */
 
-/* Lock held. Waits until nobody prepares, fills or writes back the chunk. NULL where the default
- * holds. */
-struct kv_slot *kv_slot_when_free(struct kv_version *version, uint32_t number);
+/* Lock held. Waits until nobody prepares, fills or writes back the chunk. *ret_slot is NULL where
+ * the default holds. -EIO: a device does not answer. */
+int kv_slot_when_free(struct kv_version *version, uint32_t number, struct kv_slot **ret_slot);
 /* Makes [SPAN) read as zeros, whole blocks of it absent. The version is entered exclusively. */
 int kv_writer_punch(struct kv_writer *writer, const struct kv_span *span);
 /* Lock held. The blocks [FIRST, END) of a DIRTY chunk that is not being written back are absent
@@ -653,13 +720,19 @@ struct kv_fill_range {
 	bool ahead;
 };
 int kv_fill_begin(struct kv_version *version, const struct kv_fill_range *range);
-/* Waits until chunk NUMBER is not on its way. */
+/* Waits until chunk NUMBER is not on its way. -ETIMEDOUT: a device does not answer. */
 int kv_fill_wait(struct kv_version *version, uint32_t number);
-/* Reads and verifies one COLD chunk into MEMORY (KV_CHUNK_SIZE bytes, block-aligned). Of a version
- * being written: the slot is ours (BUSY). */
-int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory);
-/* The same, but of a chunk that is on a device it reads that, although DRAM may have it. */
-int kv_fill_stored(struct kv_version *version, uint32_t number, void *ret_memory);
+/* Lock held. True if who waits for the slot, which is busy, since SINCE_MS, does so no longer. */
+bool kv_fill_gives_up(struct kv_version *version, const struct kv_slot *slot, int64_t since_ms);
+/*
+ * Reads and verifies one COLD chunk: KV_CHUNK_SIZE bytes, block-aligned, for the caller to free.
+ * OURS: the slot is BUSY for the caller, and free when the read has ended, which may be later than
+ * the call: -ETIMEDOUT, the device does not answer.
+ */
+int kv_fill_private(struct kv_version *version, uint32_t number, bool ours, void **ret_memory);
+/* Reads and verifies what the device has of a chunk, although DRAM may have it, and keeps nothing.
+ */
+int kv_fill_stored(struct kv_version *version, uint32_t number);
 
 /* ---- open.c ---- */
 

@@ -241,6 +241,8 @@ int kv_devices_open(const struct kv_devices_open *open, struct kv_devices **ret_
 		return kv_fail(&opening.error, -ENOMEM, "out of memory");
 	devices->ops = open->ops;
 	devices->stats = open->stats;
+	(void)pthread_mutex_init(&devices->rings_lock, NULL);
+	LIST_INIT(&devices->rings);
 	opening.devices = devices;
 	for (unsigned i = 0; i < open->count && r >= 0; i++) {
 		r = open_device(&opening, i);
@@ -281,8 +283,14 @@ void kv_devices_info(
 	const struct kv_device *device = &devices->device[number];
 
 	assert(number < devices->count);
+	const uint64_t bit = UINT64_C(1) << number;
+	int64_t since = atomic_load_explicit(&device->oldest_ms, memory_order_relaxed);
 	*ret_info = (struct kv_device_info){
 		.path = device->path,
+		.state = kv_devices_hung(devices) & bit   ? KV_DEVICE_HUNG
+			 : kv_devices_slow(devices) & bit ? KV_DEVICE_SLOW
+							  : KV_DEVICE_OK,
+		.waiting_ms = since > 0 ? (uint64_t)(kv_monotonic_ms() - since) : 0,
 		.size = device->size,
 		.blocks = device->blocks,
 		.failed = atomic_load_explicit(&device->failed, memory_order_relaxed),
@@ -303,7 +311,9 @@ int kv_devices_flush(struct kv_devices *devices, unsigned number)
 	assert(number < devices->count);
 	/* Acquire pairs with kv_devices_note_write: what was counted before is in this flush. */
 	written = atomic_load_explicit(&device->written, memory_order_acquire);
+	atomic_store_explicit(&device->flush_since_ms, kv_monotonic_ms(), memory_order_relaxed);
 	r = devices->ops->flush(devices->ops->context, device->handle);
+	atomic_store_explicit(&device->flush_since_ms, 0, memory_order_relaxed);
 	if (r < 0) {
 		struct kv_io io = {.kind = KV_IO_WRITE, .device = (uint16_t)number};
 

@@ -100,11 +100,20 @@ const struct kv_io_ops *kv_io_real(void);
 
 struct kv_devices;
 
+/* How a device answers. */
+enum kv_device_state {
+	KV_DEVICE_OK,
+	KV_DEVICE_SLOW, /* something is without an answer for longer than a device should take */
+	KV_DEVICE_HUNG, /* ... for so long that nobody waits for it any more */
+};
+
 struct kv_device_info {
 	const char *path; /* valid as long as the devices */
 	uint64_t size;    /* bytes, as formatted */
 	uint64_t blocks;  /* blocks that may be allocated */
 	bool failed;
+	enum kv_device_state state;
+	uint64_t waiting_ms; /* how long the oldest transfer or flush is without an answer */
 };
 
 /*
@@ -155,6 +164,23 @@ int kv_devices_flush(struct kv_devices *devices, unsigned number);
 /* True if the device was written since the last successful flush. */
 bool kv_devices_unflushed(const struct kv_devices *devices, unsigned number);
 const struct kv_io_ops *kv_devices_ops(const struct kv_devices *devices);
+
+/*
+ * Looks how long transfers and flushes have been without an answer at NOW_MS (kv_monotonic_ms):
+ * from SLOW_MS on a device is slow, from HUNG_MS on hung, until they are answered. A transfer that
+ * is under way keeps its memory and its ring's thread until then, for the device may still write to
+ * it; reads that are added to a ring for a hung device end at once with -ECANCELED. Logs what has
+ * changed and returns whether anything has. By one thread, now and then.
+ */
+bool kv_devices_watch(
+	struct kv_devices *devices, int64_t now_ms, uint64_t slow_ms, uint64_t hung_ms);
+/* Bit N: device N is slow (hung ones are slow, too), or hung. */
+uint64_t kv_devices_slow(const struct kv_devices *devices);
+uint64_t kv_devices_hung(const struct kv_devices *devices);
+/* True if there is no device that answers in time. */
+bool kv_devices_all_slow(const struct kv_devices *devices);
+/* From now on reads of slow devices are refused like those of hung ones: the mount ends. */
+void kv_devices_closing(struct kv_devices *devices);
 
 /* Byte offset on its device of extent E. */
 static inline uint64_t kv_extent_offset(const struct kv_extent *e)

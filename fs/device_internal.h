@@ -5,6 +5,8 @@
 #ifndef KVFS_FS_DEVICE_INTERNAL_H
 #define KVFS_FS_DEVICE_INTERNAL_H
 
+#include <bsd/sys/queue.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,20 +49,33 @@ struct kv_device {
 	/* Writes completed, and that number at the start of the last flush that succeeded. */
 	_Atomic uint64_t written;
 	_Atomic uint64_t flushed;
+	_Atomic int64_t flush_since_ms; /* of the flush under way, or 0 */
+	_Atomic int64_t oldest_ms;      /* since when something is without an answer, or 0 */
 	struct kv_log_limit limit;
 };
+
+LIST_HEAD(kv_ring_list, kv_ring);
 
 struct kv_devices {
 	const struct kv_io_ops *ops;
 	struct kv_stats *stats; /* may be NULL */
 	unsigned count;
 	int handles[KV_DEVICES_MAX]; /* those of the devices, as queue_new takes them */
+	_Atomic uint64_t slow;       /* bit N: device N; so for the next */
+	_Atomic uint64_t hung;
+	_Atomic bool closing;
+	pthread_mutex_t rings_lock;
+	struct kv_ring_list rings;
 	struct kv_device device[];
 };
 
 /* Counts, logs (rate-limited) and, where it is the device's fault, remembers the failure of IO. */
 void kv_devices_note_error(struct kv_devices *devices, const struct kv_io *io, int error);
 void kv_devices_note_write(struct kv_devices *devices, unsigned number);
+
+/* Makes ret_oldest_ms[N] the time since which a transfer of device N is under way, if that is
+ * earlier than what is there, or if that is 0. */
+void kv_rings_oldest(struct kv_devices *devices, int64_t *ret_oldest_ms);
 
 /* One line for the user: why PATH could not be opened. Returns R. */
 int kv_device_open_error(const struct kv_error *error, const char *path, int r);

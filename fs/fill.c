@@ -66,6 +66,18 @@ static int missing_bytes(struct kv_version *version, const struct kv_fill_range 
 	return 0;
 }
 
+/* Lock held. Those that the slot itself names, a bit each. */
+static uint64_t devices_of(const struct kv_slot *slot)
+{
+	uint64_t devices = 0;
+
+	if (slot->state != KV_CHUNK_COLD)
+		return 0;
+	for (unsigned i = 0; i < slot->extent_count; i++)
+		devices |= UINT64_C(1) << kv_slot_extents(slot)[i].device;
+	return devices;
+}
+
 /* Lock held. Adds NUMBER, which has BITS, to the job at the end of QUEUE, or to a new one. A run's
  * pages have no gaps. */
 static int add_to_jobs(struct kv_version *version, uint32_t number, const struct kv_bits *bits,
@@ -77,6 +89,7 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, const struct
 		kv_bits_count(&job->bits) == KV_CHUNK_BLOCKS && kv_bits_is_prefix(bits)) {
 		job->count++;
 		job->bits = *bits;
+		job->devices |= devices_of(kv_slot_find(version, number));
 		return 0;
 	}
 	job = calloc(1, sizeof(*job));
@@ -86,6 +99,7 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, const struct
 	job->first = number;
 	job->count = 1;
 	job->bits = *bits;
+	job->devices = devices_of(kv_slot_find(version, number));
 	version->busy++;
 	TAILQ_INSERT_TAIL(queue, job, entry);
 	return 0;
@@ -179,8 +193,21 @@ int kv_fill_begin(struct kv_version *version, const struct kv_fill_range *range)
 	return r == -EMFILE || r == -ENFILE || r == -ENOSPC ? -EAGAIN : r;
 }
 
+bool kv_fill_gives_up(struct kv_version *version, const struct kv_slot *slot, int64_t since_ms)
+{
+	struct kv_core *core = version->file->core;
+
+	if (kv_core_gives_up(core, since_ms))
+		return true;
+	if ((devices_of(slot) & kv_devices_hung(core->devices)) == 0)
+		return false;
+	kv_stat_add(&core->stats->io_timeouts, 1);
+	return true;
+}
+
 int kv_fill_wait(struct kv_version *version, uint32_t number)
 {
+	int64_t since_ms = kv_monotonic_ms();
 	KV_LOCKED(&version->lock);
 
 	for (;;) {
@@ -189,41 +216,120 @@ int kv_fill_wait(struct kv_version *version, uint32_t number)
 			return 0;
 		if (!(slot->flags & KV_SLOT_BUSY))
 			return slot->flags & KV_SLOT_FAILED ? -EIO : 0;
+		if (kv_fill_gives_up(version, slot, since_ms))
+			return -ETIMEDOUT;
 		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
 	}
 }
 
-static int fill_memory(struct kv_version *version, uint32_t number, bool stored, void *ret_memory)
+/* ---- Past the object ---- */
+
+void kv_fill_free(struct kv_fill *job)
+{
+	kv_version_unref(job->version);
+	free(job->memory);
+	free(job);
+}
+
+/* -ETIMEDOUT: the job is not ours any more. */
+static int wait_private(struct kv_fill *job)
+{
+	struct kv_version *version = job->version;
+	int64_t since_ms = kv_monotonic_ms();
+	KV_LOCKED(&version->lock);
+
+	while (!job->done) {
+		if (kv_core_gives_up(version->file->core, since_ms)) {
+			job->left = true;
+			return -ETIMEDOUT;
+		}
+		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+	}
+	return job->result;
+}
+
+static struct kv_fill *private_job(
+	struct kv_version *version, uint32_t number, bool ours, bool stored)
+{
+	struct kv_fill *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return NULL;
+	job->memory = aligned_alloc(KV_BLOCK_SIZE, KV_CHUNK_SIZE);
+	if (!job->memory) {
+		free(job);
+		return NULL;
+	}
+	memset(job->memory, 0, KV_CHUNK_SIZE);
+	job->version = kv_version_ref(version);
+	job->first = number;
+	job->count = 1;
+	job->ours = ours;
+	job->stored = stored;
+	return job;
+}
+
+static int fill_memory(
+	struct kv_version *version, uint32_t number, bool ours, bool stored, void **ret_memory)
 {
 	struct kv_core *core = version->file->core;
-	struct kv_fill job = {
-		.version = version,
-		.first = number,
-		.count = 1,
-		.memory = ret_memory,
-		.stored = stored,
-	};
+	struct kv_fill *job = private_job(version, number, ours, stored);
+	int r;
 
-	assert((uintptr_t)ret_memory % KV_BLOCK_SIZE == 0);
+	if (!job) {
+		KV_LOCKED(&version->lock);
+		if (ours)
+			kv_slot_find(version, number)->flags &= (uint16_t)~KV_SLOT_BUSY;
+		kv_park_wake(core, version);
+		return -ENOMEM;
+	}
+	{
+		KV_LOCKED(&version->lock);
+		const struct kv_slot *slot = kv_slot_find(version, number);
+
+		job->devices = slot ? devices_of(slot) : 0;
+	}
 	{
 		KV_LOCKED(&core->fill.lock);
-		TAILQ_INSERT_TAIL(&core->fill.urgent, &job, entry);
+		TAILQ_INSERT_TAIL(&core->fill.urgent, job, entry);
 		(void)pthread_cond_broadcast(&core->fill.cond);
 	}
-	KV_LOCKED(&version->lock);
-	while (!job.done)
-		kv_park_wait(core, version, &version->lock, KV_WAIT_SLICE_MS);
-	return job.result;
+	r = wait_private(job);
+	if (r == -ETIMEDOUT)
+		return r;
+	if (r == 0)
+		*ret_memory = kv_steal_ptr(&job->memory);
+	kv_fill_free(job);
+	return r;
 }
 
-int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory)
+int kv_fill_private(struct kv_version *version, uint32_t number, bool ours, void **ret_memory)
 {
-	return fill_memory(version, number, false, ret_memory);
+	return fill_memory(version, number, ours, false, ret_memory);
 }
 
-int kv_fill_stored(struct kv_version *version, uint32_t number, void *ret_memory)
+int kv_fill_stored(struct kv_version *version, uint32_t number)
 {
-	return fill_memory(version, number, true, ret_memory);
+	_cleanup_free_ void *memory = NULL;
+
+	return fill_memory(version, number, false, true, &memory);
+}
+
+/* ---- Threads ---- */
+
+/* Jobs that need a slow device wait until it has answered what it was asked, or is given up: then
+ * they fail at once. */
+static struct kv_fill *next_job(const struct kv_core *core, const struct kv_fill_queue *queue)
+{
+	uint64_t avoided = kv_devices_slow(core->devices) & ~kv_devices_hung(core->devices);
+	struct kv_fill *job;
+
+	if (core->fill.stop)
+		return TAILQ_FIRST(queue);
+	TAILQ_FOREACH (job, queue, entry)
+		if ((job->devices & avoided) == 0)
+			break;
+	return job;
 }
 
 /* Takes a share of the waiting jobs, urgent ones first, so that several threads work on many small
@@ -233,11 +339,11 @@ static unsigned take_jobs(struct kv_core *core, struct kv_fill **ret_jobs)
 	unsigned count = 0, chunks = 0;
 
 	while (count < FILL_BATCH_JOBS) {
-		struct kv_fill *job = TAILQ_FIRST(&core->fill.urgent);
+		struct kv_fill *job = next_job(core, &core->fill.urgent);
 		struct kv_fill_queue *queue = &core->fill.urgent;
 
 		if (!job && count == 0) {
-			job = TAILQ_FIRST(&core->fill.ahead);
+			job = next_job(core, &core->fill.ahead);
 			queue = &core->fill.ahead;
 		}
 		if (!job || (count > 0 && chunks + job->count > KV_RUN_CHUNKS))
@@ -253,6 +359,7 @@ static void *fill_main(void *arg)
 {
 	struct kv_core *core = arg;
 	struct kv_fill *jobs[FILL_BATCH_JOBS];
+	unsigned me = kv_crew_join(&core->fill.crew);
 	struct kv_ring *ring = NULL;
 	int r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
 
@@ -268,7 +375,9 @@ static void *fill_main(void *arg)
 		/* What it lacked when the thread began may be there now. */
 		if (r < 0)
 			r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
+		kv_crew_begin(&core->fill.crew, me);
 		kv_fill_run(core, ring, r, (struct kv_fill_batch){jobs, count});
+		kv_crew_end(&core->fill.crew, me);
 	}
 	kv_ring_free(ring);
 	return NULL;
@@ -278,11 +387,9 @@ int kv_fill_start(struct kv_core *core)
 {
 	unsigned count = (unsigned)kv_min_u64(
 		kv_max_u64(2u * kv_devices_count(core->devices), 2), FILL_THREADS_MAX);
-	int r = 0;
 
-	for (unsigned i = 0; i < count && r == 0; i++)
-		r = kv_core_thread(core, fill_main);
-	return r;
+	core->fill.crew.main = fill_main;
+	return kv_crew_start(core, &core->fill.crew, count);
 }
 
 void kv_fill_stop(struct kv_core *core)

@@ -362,6 +362,25 @@ static void retry_piece(struct run *run, struct piece *piece)
 		finish_piece(run, piece);
 }
 
+static void end_private(struct kv_fill *job, int result)
+{
+	struct kv_version *version = job->version;
+	bool left;
+
+	{
+		KV_LOCKED(&version->lock);
+		if (job->ours)
+			kv_slot_find(version, job->first)->flags &= (uint16_t)~KV_SLOT_BUSY;
+		job->result = result < 0 ? -EIO : 0;
+		job->done = true;
+		left = job->left;
+		kv_park_wake(version->file->core, version);
+	}
+	/* From here on the job is the waiter's, if there is one. */
+	if (left)
+		kv_fill_free(job);
+}
+
 static void end_job(struct run *run, unsigned index, const struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
@@ -372,10 +391,7 @@ static void end_job(struct run *run, unsigned index, const struct piece *pieces)
 	if (run->mappings[index].length > 0)
 		kv_object_unmap(run->mappings[index].memory, run->mappings[index].length);
 	if (job->memory) {
-		KV_LOCKED(&version->lock);
-		job->result = pieces[0].result < 0 ? -EIO : 0;
-		job->done = true;
-		kv_park_wake(core, version);
+		end_private(job, pieces[0].result);
 		return;
 	}
 	(void)pthread_mutex_lock(&version->lock);

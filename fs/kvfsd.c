@@ -298,6 +298,11 @@ static void stop(struct kv_daemon *daemon)
 	daemon->reader_retries = kv_retries_free(daemon->reader_retries);
 	daemon->locks = kv_locks_free(daemon->locks);
 	daemon->core = kv_core_free(daemon->core);
+	if (daemon->core) {
+		/* A device may still write to memory of ours: it goes with the process. */
+		daemon->guard = kv_guard_free(daemon->guard);
+		_exit(1);
+	}
 	daemon->notify = kv_notify_free(daemon->notify);
 	daemon->nodes = kv_nodes_free(daemon->nodes);
 	kv_session_free(daemon);

@@ -181,7 +181,7 @@ int kv_version_open(struct kv_version *version, bool direct, enum kv_access *ret
 			return 0;
 		}
 	}
-	if (r == -EIO || r == -ENOENT)
+	if (r == -EIO || r == -ENOENT || r == -ETIMEDOUT)
 		return open_damaged(version);
 	KV_LOCKED(&version->lock);
 	/* Nobody was promised that it stays whole. */

@@ -73,9 +73,15 @@ static void reply_read(fuse_req_t req, const void *memory, size_t size)
 static bool reply_lent(fuse_req_t req, struct kv_version *version, size_t size, uint64_t offset)
 {
 	struct kv_loan loan;
+	int r = !version || size < LEND_MIN ? -EAGAIN
+					    : kv_version_lend(version, offset, size, &loan);
 
-	if (!version || size < LEND_MIN || kv_version_lend(version, offset, size, &loan) < 0)
+	if (r == -EAGAIN)
 		return false;
+	if (r < 0) {
+		kv_reply_error(req, r);
+		return true;
+	}
 	reply_read(req, loan.memory, loan.size);
 	kv_loan_end(&loan);
 	return true;

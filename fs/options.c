@@ -79,6 +79,16 @@ static const struct option options_table[] = {
 		.type = TYPE_DURATION,
 	},
 	{
+		.name = "io_timeout",
+		.value = "TIME",
+		.fallback = "5s",
+		.help = "how long a call waits for a device that does not answer",
+		.min = 100,
+		.max = UINT64_C(10) * 60 * 1000,
+		.offset = OPTION(io_timeout_ms),
+		.type = TYPE_DURATION,
+	},
+	{
 		.name = "lease",
 		.value = "TIME",
 		.fallback = "10s",
@@ -225,8 +235,8 @@ static void describe_allowed(const struct option *option, char *text, size_t tex
 			kv_format_size(option->max, max, sizeof(max)));
 		break;
 	case TYPE_DURATION:
-		(void)snprintf(text, text_size, "a time such as 250ms or 5s, from %llu to %llus",
-			(unsigned long long)(option->min / 1000),
+		(void)snprintf(text, text_size, "a time such as 250ms or 5s, from %llu%s to %llus",
+			(unsigned long long)option->min, option->min > 0 ? "ms" : "",
 			(unsigned long long)(option->max / 1000));
 		break;
 	case TYPE_FLAG:

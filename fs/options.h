@@ -26,6 +26,7 @@ struct kv_options {
 		stream_above_bytes; /* stream_above=SIZE: larger files are served while they fill */
 	uint64_t max_size_bytes;    /* max_size=SIZE: quota of the store; 0 = the devices' size */
 	uint64_t read_wait_ms;      /* read_wait=TIME: how long an open waits for a first publish */
+	uint64_t io_timeout_ms;     /* io_timeout=TIME: how long a call waits for a device */
 	uint64_t lease_ms;          /* lease=TIME: so long after a look-up or open not evicted */
 	uint64_t unread_ttl_ms; /* unread_ttl=TIME: never read until then: evicted first; 0: off */
 	bool allow_other;

@@ -70,22 +70,31 @@ static int own_last_chunk(struct kv_version *version)
 }
 
 /* From here on nothing is written early; *ret_last_fits says that the last chunk is as
- * own_last_chunk left it. */
-static void seal(struct kv_version *version, bool *ret_last_fits)
+ * own_last_chunk left it. -EIO: a device does not answer what was begun. */
+static int seal(struct kv_version *version, bool *ret_last_fits)
 {
+	int64_t since_ms = kv_monotonic_ms();
 	uint32_t count = kv_chunk_count(version->size);
+	struct kv_slot *slot = NULL;
 	struct kv_bits bits = {0};
 	KV_LOCKED(&version->lock);
 
+	/* Until the caller leaves the version. */
 	version->sealed = true;
-	while (version->jobs > 0)
+	while (version->jobs > 0) {
+		if (kv_core_gives_up(version->file->core, since_ms))
+			return -EIO;
 		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
-	const struct kv_slot *slot = count > 0 ? kv_slot_when_free(version, count - 1) : NULL;
+	}
+	int r = count > 0 ? kv_slot_when_free(version, count - 1, &slot) : 0;
+	if (r < 0)
+		return r;
 	if (slot && slot->state != KV_CHUNK_DIRTY)
 		kv_slot_bits(slot, &bits);
 	*ret_last_fits =
 		count == 0 || kv_bits_end(&bits) <= kv_chunk_used(version->size, count - 1);
 	version->sealed = *ret_last_fits;
+	return 0;
 }
 
 static int trim_sealed(struct kv_version *version, uint64_t *ret_bytes)
@@ -118,9 +127,10 @@ static int trim(struct kv_version *version)
 	do {
 		if (r == 0)
 			r = own_last_chunk(version);
+		if (r == 0)
+			r = seal(version, &last_fits);
 		if (r < 0)
 			return r;
-		seal(version, &last_fits);
 	} while (!last_fits);
 	r = trim_sealed(version, &bytes);
 	kv_core_uncharge(core, bytes);

@@ -40,6 +40,7 @@ struct reading {
 	struct kv_version *keeper;  /* counted: what is brought in is kept here; NULL: in VERSION */
 	bool direct;                /* O_DIRECT */
 	unsigned fills;
+	int64_t since_ms;
 };
 
 /* Lock held. Keeps a resident chunk in the object while bytes up to TO are read from it. */
@@ -90,13 +91,11 @@ static int read_resident(
  * meanwhile. */
 static int read_past(struct kv_version *version, const struct kv_span *span, void *ret_memory)
 {
-	_cleanup_free_ uint8_t *buffer = aligned_alloc(KV_BLOCK_SIZE, KV_CHUNK_SIZE);
+	_cleanup_free_ uint8_t *buffer = NULL;
+	void *memory = NULL;
 	bool lock_slot;
 	int r;
 
-	if (!buffer)
-		return -ENOMEM;
-	memset(buffer, 0, KV_CHUNK_SIZE);
 	{
 		KV_LOCKED(&version->lock);
 		struct kv_slot *slot = kv_slot_find(version, span->chunk);
@@ -106,12 +105,8 @@ static int read_past(struct kv_version *version, const struct kv_span *span, voi
 		if (lock_slot)
 			slot->flags |= KV_SLOT_BUSY;
 	}
-	r = kv_fill_private(version, span->chunk, buffer);
-	if (lock_slot) {
-		KV_LOCKED(&version->lock);
-		kv_slot_find(version, span->chunk)->flags &= (uint16_t)~KV_SLOT_BUSY;
-		kv_park_wake(version->file->core, version);
-	}
+	r = kv_fill_private(version, span->chunk, lock_slot, &memory);
+	buffer = memory;
 	if (r == 0)
 		memcpy(ret_memory, buffer + span->from, span->to - span->from);
 	return r;
@@ -151,6 +146,9 @@ static enum step look(
 		return STEP_DONE;
 	} else if (state == KV_CHUNK_HOLE) {
 		memset(ret_memory, 0, span->to - span->from);
+	} else if (slot && slot->flags & KV_SLOT_BUSY &&
+		   kv_fill_gives_up(version, slot, reading->since_ms)) {
+		*ret_result = -EIO;
 	} else if (slot && slot->flags & KV_SLOT_BUSY) {
 		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
 		step = STEP_AGAIN;
@@ -223,7 +221,11 @@ static int reading_step(
 static int read_span(
 	struct kv_version *version, const struct kv_span *span, bool direct, void *ret_memory)
 {
-	struct reading reading = {.version = kv_version_ref(version), .direct = direct};
+	struct reading reading = {
+		.version = kv_version_ref(version),
+		.direct = direct,
+		.since_ms = kv_monotonic_ms(),
+	};
 	bool done = false;
 	int r;
 
@@ -400,9 +402,11 @@ int kv_version_lend(
 	loan.first = (uint32_t)(offset >> KV_CHUNK_SHIFT);
 	loan.last = (uint32_t)((offset + loan.size - 1) >> KV_CHUNK_SHIFT);
 	begin_fills(version, loan.first, loan.last);
-	for (uint32_t i = loan.first; i <= loan.last; i++)
-		if (kv_fill_wait(version, i) < 0)
-			return -EAGAIN;
+	for (uint32_t i = loan.first; i <= loan.last; i++) {
+		int r = kv_fill_wait(version, i);
+		if (r < 0)
+			return r == -ETIMEDOUT ? -EIO : -EAGAIN;
+	}
 	if (pin_loan(&loan, offset + loan.size) < 0)
 		return -EAGAIN;
 	if (map_loan(&loan, offset) < 0) {

@@ -23,9 +23,13 @@ struct slot {
 		io; /* the rest of USER's transfer; first, so that a completion finds its slot */
 	struct kv_io *user;
 	unsigned retries;
+	/* For the watch: since when it is under way (ms), shifted by 8, and the device; 0: it is
+	 * not. */
+	_Atomic uint64_t under_way;
 };
 
 struct kv_ring {
+	LIST_ENTRY(kv_ring) entry; /* in devices->rings */
 	struct kv_devices *devices;
 	const struct kv_io_ops *ops;
 	struct kv_io_queue *queue;
@@ -65,6 +69,8 @@ int kv_ring_new(struct kv_devices *devices, unsigned depth, struct kv_ring **ret
 		ring->buffer_count++;
 	for (unsigned i = 0; i < ring->depth; i++)
 		ring->free[ring->free_count++] = &ring->slots[i];
+	KV_LOCKED(&devices->rings_lock);
+	LIST_INSERT_HEAD(&devices->rings, ring, entry);
 	*ret_ring = ring;
 	return 0;
 }
@@ -75,22 +81,45 @@ struct kv_ring *kv_ring_free(struct kv_ring *ring)
 		return NULL;
 	assert(!ring->running);
 	assert(ring->buffers_taken == 0);
+	{
+		KV_LOCKED(&ring->devices->rings_lock);
+		LIST_REMOVE(ring, entry);
+	}
 	ring->ops->queue_free(ring->ops->context, ring->queue);
 	free(ring);
 	return NULL;
+}
+
+void kv_rings_oldest(struct kv_devices *devices, int64_t *ret_oldest_ms)
+{
+	const struct kv_ring *ring;
+	KV_LOCKED(&devices->rings_lock);
+
+	LIST_FOREACH (ring, &devices->rings, entry) {
+		for (unsigned i = 0; i < ring->depth; i++) {
+			uint64_t under_way = atomic_load_explicit(
+				&ring->slots[i].under_way, memory_order_relaxed);
+			int64_t *oldest = &ret_oldest_ms[under_way & 0xff];
+			int64_t since = (int64_t)(under_way >> 8);
+
+			if (under_way != 0 && (*oldest == 0 || since < *oldest))
+				*oldest = since;
+		}
+	}
 }
 
 static void finish(struct kv_ring *ring, struct slot *slot, int result)
 {
 	struct kv_io *user = slot->user;
 
+	atomic_store_explicit(&slot->under_way, 0, memory_order_relaxed);
 	user->result = result;
 	user->done = user->length - slot->io.length;
-	if (result < 0) {
+	if (result < 0 && ring->error == 0)
+		ring->error = result;
+	/* That of a refused one is no news. */
+	if (result < 0 && result != -ECANCELED)
 		kv_devices_note_error(ring->devices, user, result);
-		if (ring->error == 0)
-			ring->error = result;
-	}
 	/* A write that failed may have changed something, too. */
 	if (user->kind == KV_IO_WRITE)
 		kv_devices_note_write(ring->devices, user->device);
@@ -154,13 +183,27 @@ static struct slot *take_slot(struct kv_ring *ring, struct kv_io *user)
 	slot->io = *user;
 	slot->user = user;
 	slot->retries = 0;
+	atomic_store_explicit(&slot->under_way, (uint64_t)kv_monotonic_ms() << 8 | user->device,
+		memory_order_relaxed);
 	return slot;
+}
+
+/* Nobody would wait for a read; what has to be written stays with who has it. */
+static bool is_refused(const struct kv_devices *devices, const struct kv_io *io)
+{
+	uint64_t refused = atomic_load_explicit(&devices->closing, memory_order_relaxed)
+				   ? kv_devices_slow(devices)
+				   : kv_devices_hung(devices);
+
+	return io->kind == KV_IO_READ && refused >> io->device & 1;
 }
 
 /* Queues SLOT. False: the queue is full, and completions will make room. */
 static bool submit_slot(struct kv_ring *ring, struct slot *slot)
 {
-	int r = ring->ops->submit(ring->ops->context, ring->queue, &slot->io);
+	int r = is_refused(ring->devices, &slot->io)
+			? -ECANCELED
+			: ring->ops->submit(ring->ops->context, ring->queue, &slot->io);
 
 	if (r == -EAGAIN && ring->free_count + ring->again_count + 1 < ring->depth)
 		return false;

@@ -3,8 +3,8 @@
 #include "fs/core_internal.h"
 
 /* Counts chunk NUMBER, of BYTES, and reads it if a device has it. */
-static int scrub_chunk(struct kv_version *version, uint32_t number, uint64_t bytes, void *memory,
-	struct kv_scrub_result *result)
+static int scrub_chunk(
+	struct kv_version *version, uint32_t number, uint64_t bytes, struct kv_scrub_result *result)
 {
 	enum kv_chunk_state state;
 	int r;
@@ -20,7 +20,7 @@ static int scrub_chunk(struct kv_version *version, uint32_t number, uint64_t byt
 	/* Not on a device, or not yet. */
 	if (result->damaged || state == KV_CHUNK_HOLE || state == KV_CHUNK_DIRTY)
 		return 0;
-	r = kv_fill_stored(version, number, memory);
+	r = kv_fill_stored(version, number);
 	{
 		KV_LOCKED(&version->lock);
 		result->damaged |= version->damaged;
@@ -35,10 +35,9 @@ static int scrub_chunk(struct kv_version *version, uint32_t number, uint64_t byt
 static int scrub_version(struct kv_version *version, const struct kv_scrub *range,
 	struct kv_scrub_result *ret_result)
 {
-	_cleanup_free_ void *memory = aligned_alloc(KV_BLOCK_SIZE, KV_CHUNK_SIZE);
 	struct kv_scrub_result result = {0};
 	uint64_t end, at = range->offset;
-	int r = memory ? 0 : -ENOMEM;
+	int r = 0;
 
 	{
 		KV_LOCKED(&version->lock);
@@ -49,7 +48,7 @@ static int scrub_version(struct kv_version *version, const struct kv_scrub *rang
 		uint32_t number = (uint32_t)(at >> KV_CHUNK_SHIFT);
 		uint64_t next = kv_min_u64(end, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
 
-		r = scrub_chunk(version, number, next - at, memory, &result);
+		r = scrub_chunk(version, number, next - at, &result);
 		at = next;
 	}
 	if (r == 0)

@@ -38,6 +38,7 @@
 	X(scrub_bytes, "bytes that a scrub has read and checked")                                  \
 	X(scrub_damaged, "files that a scrub has found damaged")                                   \
 	X(io_errors, "device requests that failed")                                                \
+	X(io_timeouts, "waits given up because a device did not answer")                           \
 	X(throttled, "writes held back until write-back caught up")
 
 struct kv_stats {

@@ -177,11 +177,11 @@ int kv_version_failure_locked(const struct kv_version *version)
 /* A chain of bases that are not committed makes every look-up longer: wait for it to shorten. */
 static int wait_for_base(struct kv_core *core, struct kv_version *base)
 {
-	int64_t until = kv_monotonic_ms() + KV_PATIENCE_MS;
+	int64_t since_ms = kv_monotonic_ms(), until = since_ms + KV_PATIENCE_MS;
 	KV_LOCKED(&base->lock);
 
 	while (base->state == KV_VERSION_PUBLISHED && base->depth >= KV_BASE_DEPTH_MAX) {
-		if (kv_monotonic_ms() > until)
+		if (kv_monotonic_ms() > until || kv_core_gives_up(core, since_ms))
 			return -EIO;
 		kv_writeback_hurry(core);
 		kv_park_wait(core, base, &base->lock, KV_WAIT_SLICE_MS);
@@ -425,19 +425,54 @@ void kv_version_relist_locked(struct kv_version *version, bool last)
 		TAILQ_INSERT_TAIL(&core->lists.active, version, lru);
 }
 
+bool kv_version_is_held_up(struct kv_version *version)
+{
+	struct kv_core *core = version->file->core;
+	struct kv_shard *shard = kv_shard_of(core, version->file->ino);
+	uint64_t slow = kv_devices_slow(core->devices);
+
+	if (slow == 0 || kv_devices_all_slow(core->devices))
+		return slow != 0;
+	KV_LOCKED(&shard->lock);
+	for (; version; version = TAILQ_PREV(version, kv_version_queue, sibling))
+		if (atomic_load(&version->wrote_on) & slow && !kv_version_is_settled(version))
+			return true;
+	return false;
+}
+
+int kv_version_wait_settled(struct kv_version *version)
+{
+	struct kv_core *core = version->file->core;
+	int64_t since_ms = kv_monotonic_ms();
+
+	if (!kv_version_is_settled(version))
+		kv_writeback_hurry(core);
+	while (!kv_version_is_settled(version)) {
+		if (kv_version_is_held_up(version) && kv_core_gives_up(core, since_ms))
+			return -EIO;
+		KV_LOCKED(&version->lock);
+		if (version->state == KV_VERSION_PUBLISHED)
+			kv_park_wait(core, version, &version->lock, KV_WAIT_SLICE_MS);
+	}
+	return 0;
+}
+
 int kv_version_sync(struct kv_version *version)
 {
 	struct kv_core *core = version->file->core;
 	uint64_t sequence;
+	int r;
 
 	{
 		KV_LOCKED(&version->lock);
 		if (version->state == KV_VERSION_WRITING)
 			return -EINVAL;
-		if (version->state == KV_VERSION_PUBLISHED)
-			kv_writeback_hurry(core);
-		while (version->state == KV_VERSION_PUBLISHED)
-			kv_park_wait(core, version, &version->lock, KV_WAIT_SLICE_MS);
+	}
+	r = kv_version_wait_settled(version);
+	if (r < 0)
+		return r;
+	{
+		KV_LOCKED(&version->lock);
 		if (version->state == KV_VERSION_FAILED)
 			return version->dropped ? 0 : -EIO;
 		sequence = version->sequence;

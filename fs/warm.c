@@ -93,7 +93,7 @@ int kv_version_warm(
 		r = bring_in(version, chunks);
 	/* DRAM is short: what came in is told. */
 	if (r < 0 && r != -EAGAIN)
-		return r == -ENOENT ? -EIO : r;
+		return r == -ENOENT || r == -ETIMEDOUT ? -EIO : r;
 	r = count_resident(version, range, end, ret_result);
 	if (r < 0)
 		return r;

@@ -221,7 +221,20 @@ static int bring_in(struct kv_version *version, uint32_t number)
 
 	if (r == 0)
 		r = kv_fill_wait(version, number);
+	if (r == -ETIMEDOUT)
+		return -EIO;
 	return r == -EAGAIN ? -ENOMEM : r;
+}
+
+/* Lock held. A moment's wait for who has the chunk now. -EIO: a device does not answer him. */
+static int wait_for_chunk(const struct kv_writer *writer)
+{
+	struct kv_version *version = writer->version;
+
+	if (kv_core_gives_up(version->file->core, writer->since_ms))
+		return -EIO;
+	kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+	return 0;
 }
 
 /* Lock held. Whether the chunk, which has BITS, keeps nothing of what it has when SPAN is written.
@@ -319,9 +332,9 @@ static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum
 
 	*ret_ready = READY_AGAIN;
 	if (r == 0 && slot->flags & KV_SLOT_BUSY) {
-		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+		r = wait_for_chunk(writer);
 		(void)pthread_mutex_unlock(&version->lock);
-		return 0;
+		return r;
 	}
 	if (r == 0)
 		r = ensure_object(version, span_end(span));
@@ -346,9 +359,9 @@ static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum
 	if (is_under_way(slot->state, slot->flags) && !promise_now(writer, needed)) {
 		/* A pool may be as large as the store: then there is room when the extents under
 		 * way are there. */
-		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+		r = wait_for_chunk(writer);
 		(void)pthread_mutex_unlock(&version->lock);
-		return 0;
+		return r;
 	}
 	(void)pthread_mutex_unlock(&version->lock);
 	return kv_writer_promise_more(writer, needed);
@@ -386,6 +399,7 @@ int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const u
 {
 	struct kv_version *version = writer->version;
 
+	writer->since_ms = kv_monotonic_ms();
 	for (;;) {
 		enum ready ready;
 
@@ -404,14 +418,16 @@ int kv_writer_own(struct kv_writer *writer, uint32_t number)
 	struct kv_slot *slot;
 	struct kv_bits bits;
 
+	writer->since_ms = kv_monotonic_ms();
 	for (;;) {
 		(void)pthread_mutex_lock(&version->lock);
 		int r = kv_slot_get(version, number, &slot);
 		enum kv_chunk_state state = r == 0 ? (enum kv_chunk_state)slot->state : 0;
 		if (r == 0 && slot->flags & KV_SLOT_BUSY) {
-			kv_park_wait(
-				version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
+			r = wait_for_chunk(writer);
 			(void)pthread_mutex_unlock(&version->lock);
+			if (r < 0)
+				return r;
 			continue;
 		}
 		if (r < 0 || state == KV_CHUNK_DIRTY || state == KV_CHUNK_HOLE) {

@@ -377,6 +377,13 @@ static bool wants_spill(const struct kv_core *core)
 	return core->writeback.spill || atomic_load(&core->dirty) > core->budget / 4;
 }
 
+/* While no device answers in time, what is dirty stays where it is: later there is a place for it.
+ */
+static bool may_write(const struct kv_core *core)
+{
+	return !kv_devices_all_slow(core->devices);
+}
+
 /* Queue locked. */
 static void wait_for_work(struct kv_core *core)
 {
@@ -385,7 +392,7 @@ static void wait_for_work(struct kv_core *core)
 	if (holds_some(core))
 		ms = held_ms(core);
 	/* After a spill that found nothing, look again when something may have changed. */
-	if (wants_spill(core))
+	if (wants_spill(core) && may_write(core))
 		ms = (unsigned)kv_min_u64(ms, SPILL_AGAIN_MS);
 	if (ms == 0)
 		release_held(core);
@@ -405,8 +412,11 @@ static void worker_loop(struct kv_worker *worker)
 		unsigned count;
 		{
 			KV_LOCKED(&core->writeback.lock);
-			while (!(count = take_versions(core, versions)) && !core->writeback.stop) {
-				if (wants_spill(core) && !idle)
+			while (!(count = may_write(core) ? take_versions(core, versions) : 0) &&
+				!core->writeback.stop) {
+				bool spills = wants_spill(core) && may_write(core);
+
+				if (spills && !idle)
 					break;
 				wait_for_work(core);
 				idle = false;
@@ -415,10 +425,12 @@ static void worker_loop(struct kv_worker *worker)
 				return;
 			core->writeback.spill = false;
 		}
+		kv_crew_begin(&core->writeback.crew, worker->member);
 		if (count > 0)
 			work_off(worker, versions, count);
 		else
 			idle = !spill(worker);
+		kv_crew_end(&core->writeback.crew, worker->member);
 	}
 }
 
@@ -426,6 +438,7 @@ static void *writeback_main(void *arg)
 {
 	struct kv_worker worker = {.core = arg};
 
+	worker.member = kv_crew_join(&worker.core->writeback.crew);
 	worker.ring_error = kv_ring_new(worker.core->devices, KV_RING_DEPTH, &worker.ring);
 	worker.spill_blocks = (unsigned)kv_min_u64(
 		KV_RUN_CHUNKS * KV_CHUNK_BLOCKS, worker.core->budget / 16 / KV_BLOCK_SIZE);
@@ -439,10 +452,10 @@ int kv_writeback_start(struct kv_core *core)
 {
 	unsigned count =
 		(unsigned)kv_min_u64(kv_devices_count(core->devices) + 1u, WRITEBACK_THREADS_MAX);
-	int r = 0;
+	int r;
 
-	for (unsigned i = 0; i < count && r == 0; i++)
-		r = kv_core_thread(core, writeback_main);
+	core->writeback.crew.main = writeback_main;
+	r = kv_crew_start(core, &core->writeback.crew, count);
 	return r < 0 ? r : kv_core_thread(core, kv_commit_main);
 }
 

@@ -48,6 +48,7 @@ struct kv_worker {
 	struct kv_core *core;
 	struct kv_ring *ring;
 	int ring_error;
+	unsigned member;       /* of the crew */
 	unsigned spill_blocks; /* an early batch ends with the chunk that reaches that */
 	struct kv_batch batch;
 };

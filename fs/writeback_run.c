@@ -57,13 +57,25 @@ static int allocate_extents(struct kv_core *core, struct kv_batch_chunk *chunk, 
 	}
 	memcpy(chunk->extents, cut, count * sizeof(cut[0]));
 	chunk->extent_count = count;
+	for (unsigned i = 0; i < count; i++)
+		(void)atomic_fetch_or(&chunk->version->wrote_on, UINT64_C(1) << cut[i].device);
 	return 0;
 }
 
-static unsigned device_of(const struct kv_core *core, const struct kv_batch_chunk *chunk)
+/* The device whose turn it is, TRY devices on, or the first one after it that answers in time. */
+static unsigned device_of(
+	const struct kv_core *core, const struct kv_batch_chunk *chunk, unsigned try)
 {
-	return (unsigned)((chunk->version->file->ino + chunk->content.number / STRIPE_CHUNKS) %
-			  kv_devices_count(core->devices));
+	unsigned count = kv_devices_count(core->devices);
+	uint64_t slow = kv_devices_slow(core->devices);
+	unsigned turn = (unsigned)((chunk->version->file->ino +
+					   chunk->content.number / STRIPE_CHUNKS + try) %
+				   count);
+
+	for (unsigned i = 0; i < count; i++)
+		if ((slow >> (turn + i) % count & 1) == 0)
+			return (turn + i) % count;
+	return turn;
 }
 
 /* ---- Memory ---- */
@@ -279,8 +291,7 @@ static void retry_chunk(struct kv_worker *worker, struct kv_batch_chunk *chunk)
 	chunk->extent_count = 0;
 	if (r == 0) {
 		chunk->promised = chunk->blocks;
-		r = allocate_extents(core, chunk,
-			(device_of(core, chunk) + 1) % kv_devices_count(core->devices));
+		r = allocate_extents(core, chunk, device_of(core, chunk, 1));
 	}
 	worker->batch.io_count = 0;
 	if (r == 0)
@@ -322,6 +333,7 @@ void kv_batch_run(struct kv_worker *worker)
 	/* What it lacked when the thread began may be there now. */
 	if (worker->ring_error < 0)
 		worker->ring_error = kv_ring_new(core->devices, KV_RING_DEPTH, &worker->ring);
+	kv_crew_begin(&core->writeback.crew, worker->member);
 	if (worker->ring_error == 0)
 		find_memory(worker);
 	for (unsigned i = 0; i < batch->chunk_count; i++) {
@@ -331,7 +343,7 @@ void kv_batch_run(struct kv_worker *worker)
 		if (worker->ring_error < 0)
 			chunk->result = worker->ring_error;
 		if (chunk->result == 0)
-			chunk->result = allocate_extents(core, chunk, device_of(core, chunk));
+			chunk->result = allocate_extents(core, chunk, device_of(core, chunk, 0));
 		if (chunk->result == 0)
 			chunk->result = add_ios(batch, chunk);
 	}

@@ -35,6 +35,8 @@ static void device_to_json(char *value, struct kv_json *json)
 	kv_json_number(json, "size", kv_report_word_number(&value));
 	kv_json_number(json, "blocks", kv_report_word_number(&value));
 	kv_json_bool(json, "failed", kv_report_word_number(&value) != 0);
+	kv_json_text(json, "answers", kv_report_word(&value));
+	kv_json_number(json, "waiting_ms", kv_report_word_number(&value));
 	kv_json_text(json, "path", value);
 	kv_json_close(json, '}');
 }
@@ -157,8 +159,9 @@ static void print_devices(const struct kv_report *report)
 	for (size_t i = 0; i < report->count; i++) {
 		char *value = report->lines[i].value;
 		char size[16];
+		const char *answers;
 		uint64_t number;
-		bool failed;
+		bool failed, hung;
 
 		if (strcmp(report->lines[i].key, "device") != 0)
 			continue;
@@ -166,8 +169,14 @@ static void print_devices(const struct kv_report *report)
 		(void)kv_format_size(kv_report_word_number(&value), size, sizeof(size));
 		(void)kv_report_word(&value);
 		failed = kv_report_word_number(&value) != 0;
+		answers = kv_report_word(&value);
+		(void)kv_report_word(&value);
+		hung = strcmp(answers, "hung") == 0;
 		(void)printf("  %6" PRIu64 " %10s  %-6s  %s\n", number, size,
-			failed ? "FAILED" : "ok", value);
+			hung     ? "HUNG"
+			: failed ? "FAILED"
+				 : answers,
+			value);
 	}
 }
 

@@ -58,6 +58,7 @@ static void test_options__defaults(void **state)
 	assert_int_equal(options.stream_above_bytes, UINT64_C(256) << 20);
 	assert_int_equal(options.max_size_bytes, 0);
 	assert_int_equal(options.read_wait_ms, 5000);
+	assert_int_equal(options.io_timeout_ms, 5000);
 	assert_int_equal(options.lease_ms, 10000);
 	assert_int_equal(options.unread_ttl_ms, 0);
 	assert_false(options.allow_other);
@@ -73,7 +74,7 @@ static void test_options__all_set(void **state)
 	(void)state;
 	assert_int_equal(
 		parse(&options, "log=debug,passthrough=off,allow_other,read_wait=250ms,lease=2m,"
-				"unread_ttl=3h,"
+				"unread_ttl=3h,io_timeout=700ms,"
 				"max_size=2T,stream_above=64M,dram=1.5G"),
 		0);
 	assert_int_equal(options.dram_bytes, UINT64_C(1536) << 20);
@@ -81,6 +82,7 @@ static void test_options__all_set(void **state)
 	assert_int_equal(options.max_size_bytes, UINT64_C(2) << 40);
 	assert_int_equal(options.read_wait_ms, 250);
 	assert_int_equal(options.lease_ms, 120000);
+	assert_int_equal(options.io_timeout_ms, 700);
 	assert_int_equal(options.unread_ttl_ms, UINT64_C(3) * 3600 * 1000);
 	assert_true(options.allow_other);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_OFF);
@@ -121,6 +123,9 @@ static void test_options__range_ends(void **state)
 	assert_refused("dram=16383K", (const char *const[]){"dram=16383K", "16.0M", "size"});
 	assert_refused("dram=0%", (const char *const[]){"dram=0%", "16.0M", "25%"});
 	assert_refused("read_wait=601s", (const char *const[]){"read_wait=601s", "0", "600s"});
+	assert_int_equal(parse(&options, "io_timeout=100ms"), 0);
+	assert_refused(
+		"io_timeout=99ms", (const char *const[]){"io_timeout=99ms", "100ms", "600s"});
 	assert_refused("lease=601s", (const char *const[]){"lease=601s", "0", "600s"});
 }
 
@@ -174,8 +179,8 @@ static void test_options__too_long(void **state)
 static void test_options__help(void **state)
 {
 	static const char *const names[] = {"dram=SIZE|PERCENT", "stream_above=SIZE",
-		"max_size=SIZE", "read_wait=TIME", "lease=TIME", "unread_ttl=TIME", "allow_other",
-		"passthrough=auto|on|off", "log=LEVEL"};
+		"max_size=SIZE", "read_wait=TIME", "io_timeout=TIME", "lease=TIME",
+		"unread_ttl=TIME", "allow_other", "passthrough=auto|on|off", "log=LEVEL"};
 	char *text = NULL;
 	size_t size = 0;
 	FILE *out = open_memstream(&text, &size);
