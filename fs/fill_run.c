@@ -239,10 +239,11 @@ static void settle_slot(struct run *run, struct piece *piece)
 }
 
 /* Before anybody is woken: whoever looks now must not try again. */
-static void note_mismatch(struct piece *piece)
+static void note_mismatch(struct run *run, struct piece *piece)
 {
 	struct kv_version *versions[] = {piece->job->version, piece->source};
 
+	kv_stat_add(&run->core->stats->checksum_errors, 1);
 	piece->mismatch = true;
 	piece->result = -EUCLEAN;
 	for (unsigned i = 0; i < 2; i++) {
@@ -255,7 +256,7 @@ static void note_mismatch(struct piece *piece)
 }
 
 /* That there was no memory to look is no damage. */
-static void verify(struct piece *piece)
+static void verify(struct run *run, struct piece *piece)
 {
 	uint64_t sum;
 
@@ -263,7 +264,7 @@ static void verify(struct piece *piece)
 		return;
 	piece->result = kv_blocks_sum(&piece->blocks, piece->extents, piece->extent_count, &sum);
 	if (piece->result == 0 && sum != piece->sum)
-		note_mismatch(piece);
+		note_mismatch(run, piece);
 }
 
 static int copy_to_object(struct piece *piece)
@@ -289,7 +290,7 @@ static void finish_piece(struct run *run, struct piece *piece)
 
 	assert(!piece->finished && piece->left == 0);
 	piece->finished = true;
-	verify(piece);
+	verify(run, piece);
 	if (piece->result == 0 && piece->extent_count > 0) {
 		kv_stat_add(&run->core->stats->fill_chunks, 1);
 		for (unsigned i = 0; i < piece->extent_count; i++)
@@ -326,7 +327,6 @@ static void report_damage(struct run *run, const struct piece *piece)
 	struct kv_inode inode;
 	bool current;
 
-	kv_stat_add(&core->stats->checksum_errors, 1);
 	kv_log_error("fill",
 		"checksum mismatch ino=%" PRIu64 " version=%" PRIu64 " chunk=%" PRIu32
 		" device=%u offset=%" PRIu64,
