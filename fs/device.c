@@ -38,6 +38,11 @@ int kv_device_open_error(const struct kv_error *error, const char *path, int r)
 	case -ENOTBLK:
 	case -EISDIR:
 		return kv_fail(error, r, "%s is neither a block device nor a regular file", path);
+	case -EMLINK:
+		return kv_fail(error, r,
+			"%s has another name (a hard link), which others may use; remove that, or "
+			"copy the file",
+			path);
 	case -ELOOP:
 		return kv_fail(error, r, "%s is a symbolic link; name what it points to", path);
 	case -EACCES:

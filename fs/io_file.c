@@ -103,6 +103,9 @@ static int lock_and_measure(int fd, uint64_t *ret_size)
 	}
 	if (!S_ISREG(st.st_mode))
 		return -ENOTBLK;
+	/* Whoever has the other name may read what is on it. */
+	if (st.st_nlink > 1)
+		return -EMLINK;
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0)
 		return errno == EWOULDBLOCK ? -EBUSY : -errno;
 	*ret_size = (uint64_t)st.st_size;

@@ -86,6 +86,7 @@ static void register_buffers(struct kv_io_queue *queue)
 	(void)madvise(memory, size, MADV_HUGEPAGE);
 	/* A child that shares these pages could see, or take along, transfers in flight. */
 	(void)madvise(memory, size, MADV_DONTFORK);
+	(void)madvise(memory, size, MADV_DONTDUMP);
 	for (unsigned i = 0; i < BUFFERS_MAX; i++) {
 		vectors[i].iov_base = memory + (size_t)i * KV_RING_BUFFER_SIZE;
 		vectors[i].iov_len = KV_RING_BUFFER_SIZE;

@@ -13,6 +13,7 @@
 #include "fs/reply.h"
 #include "index/space.h"
 
+#define NAME_STATUS "user.kvfs.status"
 #define NAME_PIN "user.kvfs.pin"
 #define NAME_QUOTA "user.kvfs.quota"
 #define NAME_USAGE "user.kvfs.quota.usage"
@@ -32,6 +33,15 @@ static bool is_privileged(fuse_req_t req)
 	uid_t uid = fuse_req_ctx(req)->uid;
 
 	return uid == 0 || uid == geteuid();
+}
+
+bool kv_keep_may_see(fuse_req_t req, const char *name)
+{
+	struct kv_inode root;
+
+	return strcmp(name, NAME_STATUS) != 0 || is_privileged(req) ||
+	       (kv_index_get(kv_daemon_of(req)->index, KV_ROOT_INO, &root) == 0 &&
+		       fuse_req_ctx(req)->uid == root.uid);
 }
 
 static bool is_in_group(fuse_req_t req, gid_t group)

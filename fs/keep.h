@@ -26,6 +26,9 @@
 
 /* Whether NAME is one of them. */
 bool kv_keep_has(const char *name);
+/* Whether the caller may read the attribute: figures about everybody's files are for root, the
+ * mount's user and the owner of its root. */
+bool kv_keep_may_see(fuse_req_t req, const char *name);
 /* These two answer REQ. */
 void kv_keep_set(
 	fuse_req_t req, struct kv_node *node, const char *name, const char *value, size_t size);

@@ -10,7 +10,6 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -23,6 +22,7 @@
 #include "fs/parking.h"
 #include "fs/parse.h"
 #include "fs/passthrough.h"
+#include "fs/privileges.h"
 #include "fs/retry.h"
 #include "fs/session.h"
 
@@ -362,9 +362,10 @@ int main(int argc, char **argv)
 		return r < 0;
 	daemon.options = arguments.options;
 	kv_log_setup(daemon.options.log_level, KV_LOG_STDERR);
-	/* Cached content is somebody's prompt: it must not end in a core file. */
-	(void)prctl(PR_SET_DUMPABLE, 0);
 	raise_file_limit();
+	r = kv_privileges_drop();
+	if (r < 0)
+		return fail(strerror(-r)) != 0;
 	if (!arguments.foreground) {
 		pipe_end = go_background();
 		if (pipe_end < 0)

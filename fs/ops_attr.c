@@ -257,6 +257,10 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t id, const char *name, size_t 
 		kv_reply_error(req, EOPNOTSUPP);
 		return;
 	}
+	if (is_control(name) && !kv_keep_may_see(req, name)) {
+		kv_reply_error(req, EACCES);
+		return;
+	}
 	if (is_control(name)) {
 		n = kv_keep_has(name) ? kv_keep_get(daemon, ino, name, &value)
 				      : kv_control_get(daemon, ino, name, &value);

@@ -50,6 +50,15 @@ int kv_store_open_directory(const struct kv_error *error, const char *path)
 	return kv_steal_fd(&fd);
 }
 
+/* Whoever has the other name may read or change what is in the store. */
+static int linked_error(const struct kv_error *error, const char *path, const char *name)
+{
+	return kv_fail(error, -EMLINK,
+		"%s/%s has another name, outside the store's control; remove that (find -samefile "
+		"finds it), or copy the file",
+		path, name);
+}
+
 /* Names the process that holds the lock in FD, if it wrote itself down. */
 static int locked_error(const struct kv_error *error, int fd, const char *path)
 {
@@ -96,6 +105,8 @@ static int take_lock(const struct kv_error *error, int directory_fd, const char 
 			"%s/" KV_STORE_LOCK " is not a regular file; "
 			"this is not a kvfs store",
 			path);
+	if (st.st_nlink > 1)
+		return linked_error(error, path, KV_STORE_LOCK);
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		if (errno == EWOULDBLOCK)
 			return locked_error(error, fd, path);
@@ -178,6 +189,8 @@ static int read_devices_file(
 		return kv_fail(error, -EINVAL,
 			"%s/" KV_STORE_DEVICES " is not a regular file; this is not a kvfs store",
 			path);
+	if (st.st_nlink > 1)
+		return linked_error(error, path, KV_STORE_DEVICES);
 	n = read(fd, text, DEVICES_FILE_MAX + 1);
 	if (n < 0)
 		return kv_fail(error, -errno, "%s/" KV_STORE_DEVICES " cannot be read: %s", path,
@@ -223,6 +236,7 @@ int kv_store_read_devices(const struct kv_error *error, int directory_fd, const 
 int kv_store_check_index_files(const struct kv_error *error, int directory_fd, const char *path)
 {
 	static const char *const names[] = {"data.mdb", "lock.mdb"};
+	static const char *const shown[] = {KV_STORE_INDEX "/data.mdb", KV_STORE_INDEX "/lock.mdb"};
 	_cleanup_fd_ int fd = openat(
 		directory_fd, KV_STORE_INDEX, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct stat st;
@@ -245,6 +259,8 @@ int kv_store_check_index_files(const struct kv_error *error, int directory_fd, c
 			return kv_fail(error, -EINVAL,
 				"%s/" KV_STORE_INDEX "/%s is not a regular file; refused", path,
 				names[i]);
+		if (st.st_nlink > 1)
+			return linked_error(error, path, shown[i]);
 	}
 	return 0;
 }

@@ -218,6 +218,11 @@ int status_main(int argc, char **argv)
 	if (r == -ENODATA)
 		return cmd_fail(
 			argv[0], "%s is not on a kvfs mount; kvfs mount makes one", directory);
+	if (r == -EACCES)
+		return cmd_fail(argv[0],
+			"%s: only root, who mounted it and the owner of its root may ask, for the "
+			"figures are about everybody's files",
+			directory);
 	if (r < 0)
 		return cmd_fail(argv[0], "%s: %s", directory, strerror(-r));
 	if (json)

@@ -401,6 +401,25 @@ static void test_store__open_refuses_planted_index_files(void **state)
 	assert_open_refused(state, path, -EINVAL, "data.mdb is not a regular file");
 }
 
+/* A file of the store that has a second name is one that others may read or change. */
+static void test_store__open_refuses_hard_links(void **state)
+{
+	static const char *const parts[] = {"store/index/data.mdb", "store/index/lock.mdb",
+		"store/devices", "store/lock", "store/data0"};
+	const char *path = unit_path(state, "store");
+	const char *other = unit_path(state, "other");
+	struct kv_store *store;
+
+	assert_int_equal(format_store(path, false), 0);
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		assert_int_equal(link(unit_path(state, parts[i]), other), 0);
+		assert_open_refused(state, path, -EMLINK, "has another name");
+		assert_int_equal(unlink(other), 0);
+	}
+	assert_int_equal(open_store(path, &store), 0);
+	(void)kv_store_close(store);
+}
+
 /* A list of devices that is damaged, or is not this store's, is refused. */
 static void test_store__open_checks_the_device_list(void **state)
 {
@@ -659,6 +678,7 @@ int main(void)
 		REAL(test_store__closing),
 		REAL(test_store__open_what_is_no_store),
 		REAL(test_store__open_refuses_planted_index_files),
+		REAL(test_store__open_refuses_hard_links),
 		REAL(test_store__open_checks_the_device_list),
 		REAL(test_store__open_checks_superblocks),
 		REAL(test_store__several_devices),

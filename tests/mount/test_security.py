@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""S1, S2: other users, hostile requests, old bytes, secrets, privileges, tenants."""
+import errno
+import fcntl
+import mmap
+import os
+import random
+import re
+import shutil
+import socket
+import stat
+import struct
+
+import pytest
+from data import MIB, blob, get, put, put_synced, sync
+from ioctls import COOL, DROP_SIZE, EVICT, LOOKUP, LOOKUP_SIZE, WARM, WARM_SIZE, command, lookup
+from procs import NOBODY, as_nobody, eventually, in_child, run
+from syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fails, fallocate
+
+OWNER, GROUP, STRANGER = 1001, 2002, 3003
+MARKER = b"kvfs-secret-marker-" * 13
+
+
+def outcome(func, *args):
+    """What FUNC returned, or the name of its errno."""
+    try:
+        return func(*args)
+    except OSError as e:
+        return errno.errorcode[e.errno]
+
+
+# ---- another user ----
+
+
+def attempts(path):
+    """What a process can do to a file, by every kind of request."""
+    def write():
+        os.close(os.open(path, os.O_WRONLY))
+        return "ok"
+
+    return {
+        "read": outcome(get, path),
+        "write": outcome(write),
+        "tier": outcome(os.getxattr, path, "user.kvfs.tier"),
+        "pin": outcome(os.setxattr, path, "user.kvfs.pin", b"1"),
+        "chmod": outcome(os.chmod, path, 0o777),
+        "unlink": outcome(os.unlink, path),
+        "size": os.stat(path).st_size,
+    }
+
+
+@pytest.mark.parametrize("cache", ("cold", "warm"))
+@pytest.mark.parametrize("mode_bits", (0o600, 0o640, 0o644))
+def test_s1_uid_matrix(kv, mode_bits, cache):
+    path = kv.dir / "f"
+    data = blob(1, 100_000)
+    put_synced(path, data)
+    os.chown(path, OWNER, GROUP)
+    os.chmod(path, mode_bits)
+    kv.dir.chmod(0o755)
+    if cache == "cold":
+        kv.kvfs("cool", path)
+    else:
+        # In DRAM, and with names and attributes in the kernel, by one who may.
+        assert in_child(get, path, uid=OWNER) == data
+    for who, may_read in (({"uid": STRANGER}, mode_bits & 0o004),
+                          ({"uid": STRANGER, "gid": GROUP}, mode_bits & 0o040),
+                          ({"uid": NOBODY, "groups": (GROUP,)}, mode_bits & 0o040)):
+        done = in_child(attempts, path, **who)
+        tier = "nvme" if cache == "cold" else "dram+nvme"
+        assert done["read"] == (data if may_read else "EACCES")
+        assert done["write"] == "EACCES"
+        assert done["tier"] in ((tier.encode(), b"dram+nvme") if may_read else ("EACCES",))
+        assert done["pin"] in ("EACCES", "EPERM")
+        assert done["chmod"] == "EPERM"
+        assert done["unlink"] == "EACCES"
+        assert done["size"] == len(data)
+    # Taken away from a warm cache: at once.
+    os.chmod(path, 0o600)
+    assert in_child(attempts, path, uid=STRANGER)["read"] == "EACCES"
+    assert in_child(get, path, uid=OWNER) == data
+
+
+def test_s1_figures_about_everybody_are_not_for_everybody(kv):
+    fails(errno.EACCES, as_nobody, os.getxattr, kv.mnt, "user.kvfs.status")
+    shutil.copy(kv.programs["kvfs"], copy := kv.home / "kvfs-copy")
+    copy.chmod(0o755)
+    kv.home.parent.chmod(0o755)
+    kv.home.chmod(0o755)
+    shown = as_nobody(lambda: run(copy, "status", kv.mnt, check=False))
+    assert shown.returncode == 1
+    assert "only root" in shown.stderr
+
+
+# ---- tenants ----
+
+
+def test_a_private_directory_hides_what_there_is(kv):
+    """Who cannot enter a tenant's directory learns nothing of its names: no request tells them apart."""
+    tenant = kv.dir / "tenant"
+    tenant.mkdir(mode=0o700)
+    os.chown(tenant, OWNER, OWNER)
+    kv.dir.chmod(0o755)
+
+    def fill():
+        put(tenant / "there", blob(1, 5000))
+        return lookup_in(tenant, ["there", "not"])
+
+    def lookup_in(path, names):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return lookup(fd, names)[1]
+        finally:
+            os.close(fd)
+
+    def probe(name):
+        path = tenant / name
+        return [outcome(f, *a) for f, *a in (
+            (os.stat, path), (os.open, path, os.O_RDONLY), (os.access, path, os.F_OK),
+            (os.getxattr, path, "user.kvfs.tier"), (os.rename, path, kv.dir / "x"),
+            (os.link, path, kv.dir / "x"), (os.unlink, path), (os.mkdir, path),
+            (os.listdir, tenant), (lookup_in, tenant, [name]))]
+
+    # The same tenant does hit: else a cache that never hits would pass.
+    assert in_child(fill, uid=OWNER) == [True, False]
+    for name in ("there", "not"):
+        put_in = in_child(probe, name, uid=STRANGER)
+        assert put_in[2] is False or put_in[2] == "EACCES"
+        assert {w for i, w in enumerate(put_in) if i != 2} == {"EACCES"}
+    assert in_child(probe, "there", uid=STRANGER) == in_child(probe, "not", uid=STRANGER)
+    # To search, not to list: names that are known are found, the list ioctl is not open.
+    tenant.chmod(0o711)
+    assert in_child(outcome, lookup_in, tenant, ["there"], uid=STRANGER) == "EACCES"
+
+
+# ---- hostile requests ----
+
+
+def fuzz_ioctls(directory, path, seed, count):
+    """Random numbers, sizes and payloads: which errnos came back, and nothing else may."""
+    draw = random.Random(seed)
+    fds = [os.open(directory, os.O_RDONLY), os.open(path, os.O_RDONLY)]
+    known = [(LOOKUP, LOOKUP_SIZE), (WARM, WARM_SIZE), (COOL, DROP_SIZE), (EVICT, DROP_SIZE)]
+    seen = set()
+    for _ in range(count):
+        number, size = draw.choice(known)
+        shape = draw.random()
+        if shape < 0.3:
+            size = draw.choice((1, 8, 24, 47, 49, 1039, 4096, 16383, draw.randrange(1, 16384)))
+            number = command(draw.randrange(256), size, draw.choice((1, 2, 3)))
+        payload = bytearray(draw.randbytes(size) if shape < 0.6 else size)
+        for _ in range(draw.randrange(4)):
+            at = draw.randrange(size)
+            word = struct.pack("<Q", draw.choice((0, 1, 2, 2**31, 2**32 - 1, 2**63, 2**64 - 1)))
+            payload[at:at + 8] = word[:len(payload[at:at + 8])]
+        try:
+            fcntl.ioctl(draw.choice(fds), number, payload)
+            seen.add("ok")
+            assert MARKER[:19] not in payload
+        except OSError as e:
+            seen.add(errno.errorcode[e.errno])
+    for fd in fds:
+        os.close(fd)
+    return seen
+
+
+def test_s2_ioctl_fuzz_by_another_user(kv):
+    secret, public = kv.dir / "secret", kv.dir / "public"
+    for path in (secret, public):
+        put(path, MARKER * 1000)
+    secret.chmod(0o600)
+    kv.dir.chmod(0o755)
+    seen = set()
+    for seed in range(4):
+        seen |= in_child(fuzz_ioctls, kv.dir, public, seed, 3000, uid=NOBODY)
+    assert seen <= {"ok", "ENOTTY", "EINVAL", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "EPERM",
+                    "EACCES"}
+    assert {"ok", "ENOTTY", "EINVAL"} <= seen
+    kv.check()
+    assert get(secret) == MARKER * 1000
+    assert get(public) == MARKER * 1000
+
+
+def test_s2_no_sockets(kv):
+    """All control is by calls on files, whose modes decide: there is nothing to connect to."""
+    links = [os.readlink(f"/proc/{kv.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{kv.pid}/fd")]
+    inodes = set(re.findall(r"socket:\[(\d+)\]", " ".join(links)))
+    with open("/proc/net/unix", encoding="ascii", errors="replace") as table:
+        bound = {line.split()[6] for line in list(table)[1:] if len(line.split()) > 7}
+    assert not inodes & bound
+
+
+def exhaust(path, count):
+    """COUNT files at once, and as many descriptors as there may be."""
+    fds = []
+    try:
+        for i in range(count):
+            fds.append(os.open(path / f"f{i}", os.O_CREAT | os.O_WRONLY, 0o644))
+        return "ok"
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_s2_many_open_files_of_one_user(kv):
+    """A user's own limit ends it, not the daemon's; what others have goes on."""
+    put(kv.dir / "mine", blob(1, MIB))
+    place = kv.dir / "his"
+    place.mkdir()
+    os.chown(place, NOBODY, NOBODY)
+    kv.dir.chmod(0o755)
+    before = len(os.listdir(f"/proc/{kv.pid}/fd"))
+    assert as_nobody(exhaust, place, 1_000_000, timeout=120) == "EMFILE"
+    kv.check()
+    eventually(lambda: len(os.listdir(f"/proc/{kv.pid}/fd")) <= before + 64, what="its descriptors")
+    assert get(kv.dir / "mine") == blob(1, MIB)
+
+
+def test_s2_quota_holds_who_fills(kv):
+    """Bytes of one tenant end at its quota, and push out nobody else's."""
+    put_synced(kv.dir / "mine", blob(1, MIB))
+    place = kv.dir / "tenant"
+    place.mkdir()
+    os.chown(place, NOBODY, NOBODY)
+    kv.dir.chmod(0o755)
+    kv.kvfs("quota", place, "16M")
+    evicted = kv.counter("evicted_store")
+
+    def flood():
+        fd = os.open(place / "f", os.O_CREAT | os.O_WRONLY, 0o644)
+        try:
+            for i in range(64):
+                os.pwrite(fd, blob(2, MIB), i * MIB)
+            return "ok"
+        finally:
+            outcome(os.close, fd)
+
+    fails(errno.EDQUOT, as_nobody, flood)
+    assert kv.counter("evicted_store") == evicted
+    assert get(kv.dir / "mine") == blob(1, MIB)
+
+
+# ---- old bytes ----
+
+
+def mapped(fd, length):
+    with mmap.mmap(fd, length, prot=mmap.PROT_READ) as view:
+        return view[:]
+
+
+def test_s1_no_old_bytes(fresh):
+    """Freed blocks, recycled buffers and DRAM never show: in tails, holes, promised blocks, mappings."""
+    kv = fresh(size="64M", dram="32M", allow_other=None)
+    secret = MARKER * (4 * MIB // len(MARKER))
+    for round_ in range(4):
+        for i in range(8):
+            put(kv.mnt / f"secret{i}", secret)
+        kv.settle()
+        for i in range(8):
+            os.unlink(kv.mnt / f"secret{i}")
+        path = kv.mnt / f"new{round_}"
+        fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        os.pwrite(fd, b"x" * 100, 0)                        # the tail of a block
+        os.pwrite(fd, b"y" * 5001, 3 * MIB + 7)             # holes around it
+        fallocate(fd, 0, 6 * MIB, MIB)                      # promised
+        os.pwrite(fd, b"z" * (2 * MIB), 8 * MIB)
+        fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 8 * MIB + 100, MIB)
+        os.ftruncate(fd, 9 * MIB + 11)
+        os.ftruncate(fd, 12 * MIB)
+        os.pwrite(fd, b"e", 12 * MIB + 4000)                # a last block that is used in part
+        expected = bytearray(12 * MIB + 4001)
+        expected[:100] = b"x" * 100
+        expected[3 * MIB + 7:3 * MIB + 5008] = b"y" * 5001
+        expected[8 * MIB:9 * MIB + 11] = b"z" * (MIB + 11)
+        expected[8 * MIB + 100:9 * MIB + 100] = bytes(MIB)
+        expected[9 * MIB + 11:12 * MIB] = bytes(3 * MIB - 11)
+        expected[-1:] = b"e"
+        assert os.pread(fd, len(expected), 0) == expected
+        os.close(fd)
+        for cold in (False, True):
+            if cold:
+                sync(path)
+                kv.kvfs("cool", path)
+            fd = os.open(path, os.O_RDONLY)
+            # To the end of the page, which lies behind the end of the file.
+            view = mapped(fd, len(expected))
+            with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as whole:
+                assert len(whole) == len(expected)
+            assert view == expected
+            os.close(fd)
+            assert b"secret-marker" not in get(path)
+        os.unlink(path)
+
+
+def test_s1_the_page_behind_the_end_is_zero(kv, tmp_path):
+    """Through a mapping one sees the rest of the last page."""
+    path = kv.dir / "f"
+    put(kv.dir / "old", MARKER * 1000)
+    os.unlink(kv.dir / "old")
+    put_synced(path, b"short")
+    program = tmp_path / "tail.py"
+    program.write_text(
+        "import ctypes, mmap, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.mmap.restype = ctypes.c_void_p\n"
+        "at = libc.mmap(None, ctypes.c_size_t(4096), 1, 1, fd, ctypes.c_long(0))\n"
+        "assert ctypes.string_at(at, 4096) == b'short' + bytes(4091)\n")
+    for cold in (False, True):
+        if cold:
+            kv.kvfs("cool", path)
+        run("python3", program, path)
+
+
+# ---- secrets and privileges ----
+
+
+def status_of(pid):
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+
+
+def test_privileges_are_dropped(kv):
+    kept = {"sys_admin": 21, "dac_override": 1, "sys_ptrace": 19, "sys_resource": 24, "ipc_lock": 14}
+    most = sum(1 << number for number in kept.values())
+    status = status_of(kv.pid)
+    for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb"):
+        assert int(status[name], 16) & ~most == 0, name
+    assert int(status["CapEff"], 16) >> 21 & 1
+    assert status["NoNewPrivs"].strip() == "1"
+
+
+def test_no_core_files(fresh):
+    """Not dumpable: /proc belongs to root, although the process does not; content would be left out."""
+    if not shutil.which("fusermount3"):
+        pytest.skip("fusermount3 (package fuse3) is not installed")
+    kv = fresh(mount=False, user=NOBODY, allow_other=False)
+    if not as_nobody(os.access, "/dev/fuse", os.R_OK | os.W_OK):
+        kv.open_fuse_device()
+    kv.mount()
+    assert status_of(kv.pid)["Uid"].split()[0] == str(NOBODY)
+    assert os.stat(f"/proc/{kv.pid}/environ").st_uid == 0
+    fails(errno.EACCES, as_nobody, open, f"/proc/{kv.pid}/mem", "rb")
+
+
+def test_buffers_are_left_out_of_dumps(kv):
+    """Memory that content passes through is marked DONTDUMP ("dd"), should a debugger write one."""
+    put_synced(kv.dir / "f", blob(1, 300_000))
+    with open(f"/proc/{kv.pid}/smaps", encoding="ascii") as file:
+        text = file.read()
+    areas = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*?VmFlags: ([^\n]*)$", text, re.M | re.S)
+    marked = sum(int(end, 16) - int(start, 16) for start, end, flags in areas if "dd" in flags.split())
+    assert marked >= 4 * MIB
+
+
+def test_content_and_names_stay_out_of_the_log(fresh):
+    kv = fresh(log="debug")
+    put_synced(kv.mnt / "prefix-hash-of-a-prompt", MARKER * 100)
+    get(kv.mnt / "prefix-hash-of-a-prompt")
+    kv.remount()
+    get(kv.mnt / "prefix-hash-of-a-prompt")
+    kv.umount()
+    assert "secret-marker" not in kv.log()
+    assert "prefix-hash-of-a-prompt" not in kv.log()
+
+
+def test_the_store_is_private(kv):
+    assert stat.S_IMODE(os.stat(kv.store).st_mode) == 0o700
+    fails(errno.EACCES, as_nobody, os.listdir, kv.store)
+    fails(errno.EACCES, as_nobody, open, kv.store / "data0", "rb")
