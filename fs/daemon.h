@@ -25,6 +25,10 @@ struct kv_nodes;
 struct kv_notify;
 struct kv_parking;
 struct kv_retries;
+struct kv_takeover;
+
+/* More than there are workers and requests that wait without one. */
+#define KV_CHANGES_MAX 4096u
 
 struct kv_daemon {
 	struct kv_options options;
@@ -39,6 +43,16 @@ struct kv_daemon {
 	struct kv_retries *reader_retries; /* of who waited for a publish */
 	struct kv_guard *guard;
 	struct fuse_session *session;
+	/* With -o restart; else NULL. */
+	struct kv_takeover *takeover;
+	const char *directory; /* absolute: what to unmount, where libfuse has not mounted it */
+	pthread_t next_thread; /* waits for the word that another daemon is to go on */
+	bool has_next_thread;
+	_Atomic bool draining; /* it ends, and another daemon will go on; see resume.h */
+	_Atomic uint64_t changes[KV_CHANGES_MAX]; /* numbers of the requests that change something
+						   */
+	int fuse_fd;                              /* until the session has it */
+	bool initialised;                         /* INIT was answered */
 	struct kv_stats stats;
 	int64_t start_ns;
 	/*
@@ -49,6 +63,7 @@ struct kv_daemon {
 	char passthrough_reason[160];
 	bool init_passthrough;   /* INIT offered FUSE_PASSTHROUGH */
 	_Atomic bool said_blind; /* the log has it that ends of writers cannot be seen */
+	uint32_t proto_minor;    /* of the kernel's FUSE protocol, version 7 */
 	uint32_t max_write;      /* bytes a request may carry, as negotiated */
 };
 

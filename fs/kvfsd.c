@@ -25,6 +25,8 @@
 #include "fs/privileges.h"
 #include "fs/retry.h"
 #include "fs/session.h"
+#include "fs/supervise.h"
+#include "fs/takeover.h"
 
 #define MESSAGE_SIZE 512u
 /* How long a mount waits for the previous daemon of the store, which may still be writing back. */
@@ -34,6 +36,7 @@ struct arguments {
 	const char *store;
 	char directory[PATH_MAX]; /* absolute */
 	struct kv_options options;
+	char option_text[4096]; /* all of it, for who is started again */
 	bool foreground;
 };
 
@@ -79,7 +82,7 @@ static int parse_mountpoint(const char *path, char *ret_directory)
 }
 
 /* 0: go on; 1: help or version was printed; negative: bad usage, said. */
-static int parse_arguments(int argc, char **argv, struct arguments *arguments)
+static int parse_arguments(int argc, char **argv, bool is_served, struct arguments *arguments)
 {
 	static const struct option long_options[] = {
 		{"help", no_argument, NULL, 'h'},
@@ -93,6 +96,10 @@ static int parse_arguments(int argc, char **argv, struct arguments *arguments)
 	while ((c = getopt_long(argc, argv, "o:fhV", long_options, NULL)) != -1) {
 		switch (c) {
 		case 'o':
+			if (strlen(arguments->option_text) + strlen(optarg) + 2 >
+				sizeof(arguments->option_text))
+				return fail("the options are too long; see `kvfsd --help`");
+			(void)strcat(strcat(arguments->option_text, ","), optarg);
 			if (kv_options_parse(
 				    &arguments->options, optarg, message, sizeof(message)) < 0)
 				return fail(message);
@@ -113,6 +120,13 @@ static int parse_arguments(int argc, char **argv, struct arguments *arguments)
 	if (argc - optind != 2)
 		return fail("give a store and a directory: kvfsd STORE DIR; see `kvfsd --help`");
 	arguments->store = argv[optind];
+	/* What the mount is on answers only when we do: its supervisor gave us the absolute path.
+	 */
+	if (is_served) {
+		(void)snprintf(
+			arguments->directory, sizeof(arguments->directory), "%s", argv[optind + 1]);
+		return 0;
+	}
 	return parse_mountpoint(argv[optind + 1], arguments->directory);
 }
 
@@ -170,9 +184,14 @@ static int backing_open(void *arg, int fd)
 {
 	struct kv_daemon *daemon = arg;
 
+	int id;
+
 	if (!daemon->passthrough)
 		return -EOPNOTSUPP;
-	return kv_passthrough_open(fuse_session_fd(daemon->session), fd);
+	id = kv_passthrough_open(fuse_session_fd(daemon->session), fd);
+	if (id > 0 && daemon->takeover)
+		kv_takeover_backing(daemon->takeover, id);
+	return id;
 }
 
 static void backing_close(void *arg, int backing_id)
@@ -180,6 +199,8 @@ static void backing_close(void *arg, int backing_id)
 	struct kv_daemon *daemon = arg;
 
 	kv_passthrough_close(fuse_session_fd(daemon->session), backing_id);
+	if (daemon->takeover)
+		kv_takeover_no_backing(daemon->takeover, backing_id);
 }
 
 static void name_gone(void *arg, uint64_t parent, const char *name, size_t length)
@@ -308,15 +329,18 @@ static void stop(struct kv_daemon *daemon)
 	kv_session_free(daemon);
 	daemon->guard = kv_guard_free(daemon->guard);
 	daemon->store = kv_store_close(daemon->store);
+	daemon->takeover = kv_takeover_free(daemon->takeover);
 }
 
 static int run(struct kv_daemon *daemon, const struct arguments *arguments, int pipe_end)
 {
 	char message[MESSAGE_SIZE];
-	int r = kv_guard_new(&daemon->guard);
+	/* The supervisor does what the guard would, and better. */
+	int r = daemon->takeover ? 0 : kv_guard_new(&daemon->guard);
 
 	if (r < 0)
 		return fail(strerror(-r));
+	daemon->directory = arguments->directory;
 	r = open_store(daemon, arguments->store, message);
 	if (r == 0)
 		r = start_core(daemon, message);
@@ -351,12 +375,35 @@ static void raise_file_limit(void)
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+/* Holds the mount for daemons that run one after the other. */
+static int supervise(struct arguments *arguments, char **argv, int pipe_end)
+{
+	/* Later daemons start elsewhere. One that is not there is for the first one to name. */
+	_cleanup_free_ char *path = realpath(arguments->store, NULL);
+	const char *store = path ? path : arguments->store;
+	const char *const words[] = {argv[0], store, arguments->directory, "-o",
+		arguments->option_text, arguments->foreground ? "-f" : NULL, NULL};
+	const struct kv_supervise options = {
+		.store = store,
+		.directory = arguments->directory,
+		.log_level = arguments->options.log_level,
+		.allow_other = arguments->options.allow_other,
+		.foreground = arguments->foreground,
+		.ready_fd = pipe_end,
+		.argv = words,
+	};
+
+	return kv_supervise(&options);
+}
+
 int main(int argc, char **argv)
 {
 	struct arguments arguments = {0};
 	struct kv_daemon daemon = {0};
+	struct kv_served served;
 	int pipe_end = -1;
-	int r = parse_arguments(argc, argv, &arguments);
+	bool is_served = kv_supervise_inherit(&served);
+	int r = parse_arguments(argc, argv, is_served, &arguments);
 
 	if (r != 0)
 		return r < 0;
@@ -366,10 +413,19 @@ int main(int argc, char **argv)
 	r = kv_privileges_drop();
 	if (r < 0)
 		return fail(strerror(-r)) != 0;
-	if (!arguments.foreground) {
+	if (!arguments.foreground && served.fuse_fd < 0) {
 		pipe_end = go_background();
 		if (pipe_end < 0)
 			return fail(strerror(-pipe_end)) != 0;
+	}
+	if (served.fuse_fd >= 0) {
+		pipe_end = served.ready_fd;
+		daemon.fuse_fd = served.fuse_fd;
+		r = kv_takeover_new(served.state_fd, &daemon.takeover);
+		if (r < 0)
+			return fail("cannot take over from another version of kvfsd") != 0;
+	} else if (daemon.options.restart) {
+		return supervise(&arguments, argv, pipe_end);
 	}
 	r = run(&daemon, &arguments, pipe_end);
 	stop(&daemon);

@@ -7,10 +7,11 @@
 #include <sys/stat.h>
 
 #include "fs/caller.h"
-#include "fs/daemon.h"
+#include "fs/handle.h"
 #include "fs/notify.h"
 #include "fs/parking.h"
 #include "fs/retry.h"
+#include "fs/takeover.h"
 
 #define NODE_STRIPES 256u
 
@@ -21,6 +22,7 @@ struct kv_nodes {
 	pthread_rwlock_t lock; /* guards what follows; a leaf */
 	struct node_id_tree by_id;
 	struct node_ino_tree by_ino;
+	struct kv_takeover *takeover; /* or NULL */
 	uint64_t next_id;
 	uint64_t count;
 	pthread_mutex_t stripes[NODE_STRIPES];
@@ -96,7 +98,28 @@ uint64_t kv_nodes_count(struct kv_nodes *nodes)
 	return count;
 }
 
-static struct kv_node *node_new(struct kv_nodes *nodes, uint64_t ino, enum kv_node_kind kind)
+uint64_t kv_nodes_writers(struct kv_nodes *nodes)
+{
+	struct kv_node *node;
+	uint64_t count = 0;
+
+	(void)pthread_rwlock_rdlock(&nodes->lock);
+	RB_FOREACH (node, node_id_tree, &nodes->by_id)
+		count += atomic_load(&node->write_opens);
+	(void)pthread_rwlock_unlock(&nodes->lock);
+	return count;
+}
+
+/* The table's lock is held. Ids of a mount that can be restarted outlive this process. */
+static uint64_t next_id(struct kv_nodes *nodes, uint64_t ino, enum kv_node_kind kind)
+{
+	return nodes->takeover && ino != KV_ROOT_INO ? kv_takeover_add(nodes->takeover, ino, kind)
+						     : nodes->next_id++;
+}
+
+/* With the nodeid ID, or a new one if that is 0. */
+static struct kv_node *node_new(
+	struct kv_nodes *nodes, uint64_t ino, enum kv_node_kind kind, uint64_t id)
 {
 	struct kv_node *node = calloc(1, sizeof(*node));
 
@@ -105,7 +128,7 @@ static struct kv_node *node_new(struct kv_nodes *nodes, uint64_t ino, enum kv_no
 	node->ino = ino;
 	node->kind = kind;
 	(void)pthread_rwlock_wrlock(&nodes->lock);
-	node->id = nodes->next_id++;
+	node->id = id != 0 ? id : next_id(nodes, ino, kind);
 	nodes->count++;
 	(void)RB_INSERT(node_id_tree, &nodes->by_id, node);
 	if (!is_file_node(node))
@@ -126,8 +149,9 @@ int kv_nodes_new(struct kv_daemon *daemon, struct kv_nodes **ret_nodes)
 		(void)pthread_mutex_init(&nodes->stripes[i], NULL);
 	RB_INIT(&nodes->by_id);
 	RB_INIT(&nodes->by_ino);
+	nodes->takeover = daemon->takeover;
 	nodes->next_id = FUSE_ROOT_ID;
-	root = node_new(nodes, KV_ROOT_INO, KV_NODE_DIRECTORY);
+	root = node_new(nodes, KV_ROOT_INO, KV_NODE_DIRECTORY, 0);
 	if (!root) {
 		free(nodes);
 		return -ENOMEM;
@@ -196,7 +220,8 @@ struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process)
 	return NULL;
 }
 
-struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind)
+static struct kv_node *file_node_new(
+	struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind, uint64_t id)
 {
 	_cleanup_free_ struct kv_draft *draft = NULL;
 	struct kv_file *file;
@@ -210,7 +235,7 @@ struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node
 	}
 	if (kv_file_get(daemon->core, ino, &file) < 0)
 		return NULL;
-	node = node_new(daemon->nodes, ino, kind);
+	node = node_new(daemon->nodes, ino, kind, id);
 	if (!node) {
 		kv_file_put(file);
 		return NULL;
@@ -219,6 +244,11 @@ struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node
 	node->file = file;
 	file_nodes_add(file, node);
 	return node;
+}
+
+struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind)
+{
+	return file_node_new(daemon, ino, kind, 0);
 }
 
 static bool is_pending(const struct kv_daemon *daemon, const struct kv_node *node)
@@ -230,6 +260,11 @@ static bool is_pending(const struct kv_daemon *daemon, const struct kv_node *nod
 /* Its memory, and what it refers to. The lock of the file's nodes is held. */
 static void node_done(struct kv_node *node)
 {
+	if (node->old_handle) {
+		kv_version_close(node->version);
+		kv_file_closed(node->file);
+		free(node->old_handle);
+	}
 	if (node->file) {
 		file_nodes_remove(node->file, node);
 		kv_version_unref(node->version);
@@ -250,6 +285,8 @@ static void leave_table(struct kv_nodes *nodes, struct kv_node *node)
 	if (!is_file_node(node))
 		(void)RB_REMOVE(node_ino_tree, &nodes->by_ino, node);
 	nodes->count--;
+	if (nodes->takeover)
+		kv_takeover_remove(nodes->takeover, node->id);
 }
 
 void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node)
@@ -353,12 +390,19 @@ struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes)
 	return NULL;
 }
 
+void kv_node_set_lookups(struct kv_daemon *daemon, struct kv_node *node, uint64_t lookups)
+{
+	node->lookups = lookups;
+	if (daemon->takeover)
+		kv_takeover_set_lookups(daemon->takeover, node->id, lookups);
+}
+
 void kv_node_forget(struct kv_daemon *daemon, struct kv_node *node, uint64_t lookups)
 {
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 
 	assert(node->lookups >= lookups);
-	node->lookups -= lookups;
+	kv_node_set_lookups(daemon, node, node->lookups - lookups);
 	kv_node_free_if_unused(daemon, node);
 }
 
@@ -391,12 +435,22 @@ static int directory_node(
 
 	if (!node)
 		node = node_new(daemon->nodes, inode->ino,
-			S_ISDIR(inode->mode) ? KV_NODE_DIRECTORY : KV_NODE_SYMLINK);
+			S_ISDIR(inode->mode) ? KV_NODE_DIRECTORY : KV_NODE_SYMLINK, 0);
 	if (!node)
 		return -ENOMEM;
-	node->lookups++;
+	kv_node_set_lookups(daemon, node, node->lookups + 1);
 	*ret_node = node;
 	return 0;
+}
+
+static void note_version(struct kv_daemon *daemon, struct kv_node *node)
+{
+	struct kv_version_attr attr;
+
+	if (!daemon->takeover)
+		return;
+	kv_version_attr(node->version, &attr);
+	kv_takeover_set_version(daemon->takeover, node->id, attr.number);
 }
 
 /* The node of FILE's current version, made if the one that is there shows an older one. */
@@ -421,6 +475,7 @@ static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct
 		return -ENOMEM;
 	}
 	node->version = version;
+	note_version(daemon, node);
 	*ret_node = node;
 	return 0;
 }
@@ -471,7 +526,7 @@ int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pi
 	if (r == 0)
 		r = file_node(daemon, file, pid, &node);
 	if (r == 0) {
-		node->lookups++;
+		kv_node_set_lookups(daemon, node, node->lookups + 1);
 		*ret_node = node;
 		*ret_cacheable = !kv_node_any_writer(file) && inode->nlink == 1;
 	}
@@ -497,7 +552,7 @@ int kv_node_for_listing(
 	if (!kv_node_any_writer(file)) {
 		r = published_node(daemon, file, ret_node);
 		if (r == 0)
-			(*ret_node)->lookups++;
+			kv_node_set_lookups(daemon, *ret_node, (*ret_node)->lookups + 1);
 	}
 	kv_file_put(file);
 	return r == -ENOENT ? 0 : r;
@@ -552,4 +607,79 @@ void kv_node_drop_pages(struct kv_daemon *daemon, uint64_t ino)
 		if (node->kind == KV_NODE_PUBLISHED && node->lookups > 0)
 			(void)kv_notify_pages(daemon->notify, node->id);
 	kv_file_put(file);
+}
+
+/* ---- After a restart ---- */
+
+static int resume_file(
+	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
+{
+	struct kv_version *version;
+	struct kv_version_attr attr;
+	struct kv_node *node;
+	struct kv_file *file;
+	int r = kv_file_get(daemon->core, record->ino, &file);
+
+	if (r < 0)
+		return r;
+	r = kv_file_current(file, &version);
+	kv_file_put(file);
+	if (r < 0)
+		return -ENOENT;
+	kv_version_attr(version, &attr);
+	node = attr.number == record->version
+		       ? file_node_new(daemon, record->ino, KV_NODE_PUBLISHED, nodeid)
+		       : NULL;
+	if (!node) {
+		kv_version_unref(version);
+		return -ENOENT;
+	}
+	node->version = version;
+	/* The kernel's mode for it is not known: LOOKUP makes another. */
+	node->retired = true;
+	node->lookups = record->lookups;
+	return 0;
+}
+
+int kv_node_resume(
+	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
+{
+	KV_LOCKED(kv_node_lock(daemon, record->ino));
+	struct kv_node *node;
+
+	if (record->lookups == 0) {
+		kv_takeover_remove(daemon->takeover, nodeid);
+		return 0;
+	}
+	if (record->kind == KV_NODE_WRITING)
+		return -ENOENT;
+	if (record->kind == KV_NODE_PUBLISHED)
+		return resume_file(daemon, nodeid, record);
+	/* Whether or not there is such a directory: then its index says so. */
+	node = node_new(daemon->nodes, record->ino, (enum kv_node_kind)record->kind, nodeid);
+	if (!node)
+		return -ENOENT;
+	node->lookups = record->lookups;
+	return 0;
+}
+
+struct kv_handle *kv_node_old_handle(struct kv_daemon *daemon, struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+	struct kv_handle *handle = node->old_handle;
+	enum kv_access access;
+
+	if (handle)
+		return handle;
+	handle = calloc(1, sizeof(*handle));
+	/* As by O_DIRECT: nothing is waited for. */
+	if (!handle || kv_version_open(node->version, true, &access) < 0) {
+		free(handle);
+		return NULL;
+	}
+	handle->node = node;
+	handle->version = node->version;
+	kv_file_opened(node->file);
+	node->old_handle = handle;
+	return handle;
 }

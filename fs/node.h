@@ -28,6 +28,7 @@
 #define KVFS_FS_NODE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -38,7 +39,9 @@
 #include "index/index.h"
 
 struct kv_daemon;
+struct kv_handle;
 struct kv_nodes;
+struct kv_takeover_record;
 
 enum kv_node_kind {
 	KV_NODE_DIRECTORY,
@@ -71,17 +74,19 @@ struct kv_node {
 		*version; /* regular files; a reference. NULL: writing node without a first write */
 	bool orphan;      /* without a name, and kept from being reaped until it is forgotten */
 	bool retired;     /* published node that LOOKUP must not give out any more */
-	enum kv_node_mode mode; /* published nodes, while opens > 0 */
-	unsigned opens;         /* handles of any kind */
-	unsigned write_opens;   /* handles that may write */
+	enum kv_node_mode mode;       /* published nodes, while opens > 0 */
+	unsigned opens;               /* handles of any kind */
+	_Atomic unsigned write_opens; /* handles that may write */
 	bool active;   /* writing node: the version is unpublished, LOOKUP by WRITER finds it */
 	bool wrote;    /* writing node: data arrived since the last publish */
 	bool closed;   /* writing node: WRITER has closed a descriptor, and may end unseen */
 	bool borrowed; /* writing node: version is the file's published one, not its own */
 	int lost;      /* writing node: its version was dropped; what changes it gets this error */
-	struct kv_draft *draft;   /* writing node: about its unpublished content */
-	pid_t writer;             /* writing node: process (tgid) */
-	int64_t pending_since_ns; /* writing node that was not opened yet */
+	struct kv_draft *draft;       /* writing node: about its unpublished content */
+	pid_t writer;                 /* writing node: process (tgid) */
+	int64_t pending_since_ns;     /* writing node that was not opened yet */
+	struct kv_handle *old_handle; /* of a daemon before this one: stands for all of its handles
+				       */
 	uint32_t open_pid; /* thread that last opened it for writing: spares a look into /proc */
 };
 
@@ -94,6 +99,8 @@ void kv_nodes_clear(struct kv_nodes *nodes);
 /* NULL is allowed. Returns NULL. */
 struct kv_nodes *kv_nodes_free(struct kv_nodes *nodes);
 uint64_t kv_nodes_count(struct kv_nodes *nodes);
+/* Handles that may write. */
+uint64_t kv_nodes_writers(struct kv_nodes *nodes);
 
 /* The node of NODEID; NULL only for ids the kernel cannot know. */
 struct kv_node *kv_node_find(struct kv_daemon *daemon, uint64_t nodeid);
@@ -117,6 +124,15 @@ uint64_t kv_node_directory_id(struct kv_daemon *daemon, uint64_t ino);
 
 /* Frees writing node NODEID of INO if its process did not come back within KV_NODE_PENDING_NS. */
 void kv_node_expire(struct kv_daemon *daemon, uint64_t ino, uint64_t nodeid);
+
+/*
+ * After a restart: makes the node that the kernel knows as NODEID. -ENOENT: what it showed is lost.
+ */
+int kv_node_resume(
+	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record);
+/* The handle that stands for all that an earlier daemon gave out for NODE, published; NULL: its
+ * bytes are damaged, or out of memory. It lives as long as the node. */
+struct kv_handle *kv_node_old_handle(struct kv_daemon *daemon, struct kv_node *node);
 
 void kv_node_forget(struct kv_daemon *daemon, struct kv_node *node, uint64_t lookups);
 

@@ -26,6 +26,9 @@ struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node
  */
 void kv_node_free_if_unused(struct kv_daemon *daemon, struct kv_node *node);
 
+/* How often the kernel has looked NODE up: a restart must know. */
+void kv_node_set_lookups(struct kv_daemon *daemon, struct kv_node *node, uint64_t lookups);
+
 /* FILE has lost its last name. What the kernel knows of it stays until it is forgotten. */
 bool kv_node_orphan_file(struct kv_daemon *daemon, struct kv_file *file);
 #endif

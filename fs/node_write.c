@@ -28,7 +28,7 @@ int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_
 		return r;
 	}
 	node->active = true;
-	node->lookups = 1;
+	kv_node_set_lookups(daemon, node, 1);
 	*ret_node = node;
 	return 0;
 }

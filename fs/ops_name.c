@@ -9,6 +9,7 @@
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/takeover.h"
 
 /* Longest symlink target: the kernel's PATH_MAX without the NUL. */
 #define TARGET_MAX 4095u
@@ -86,26 +87,26 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 	kv_reply_entry(req, node, cacheable);
 }
 
-static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t lookups)
+static void forget(struct kv_daemon *daemon, fuse_ino_t id, uint64_t lookups)
 {
-	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *node = kv_node_find(daemon, id);
 
 	if (node && node->ino != KV_ROOT_INO)
 		kv_node_forget(daemon, node, lookups);
+	else if (!node && daemon->takeover) /* lost by a restart */
+		kv_takeover_forget(daemon->takeover, id, lookups);
+}
+
+static void op_forget(fuse_req_t req, fuse_ino_t id, uint64_t lookups)
+{
+	forget(kv_daemon_of(req), id, lookups);
 	fuse_reply_none(req);
 }
 
 static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 {
-	struct kv_daemon *daemon = kv_daemon_of(req);
-
-	for (size_t i = 0; i < count; i++) {
-		struct kv_node *node = kv_node_find(daemon, forgets[i].ino);
-
-		if (node && node->ino != KV_ROOT_INO)
-			kv_node_forget(daemon, node, forgets[i].nlookup);
-	}
+	for (size_t i = 0; i < count; i++)
+		forget(kv_daemon_of(req), forgets[i].ino, forgets[i].nlookup);
 	fuse_reply_none(req);
 }
 

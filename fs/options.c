@@ -114,6 +114,13 @@ static const struct option options_table[] = {
 		.type = TYPE_FLAG,
 	},
 	{
+		.name = "restart",
+		.fallback = "off",
+		.help = "start the daemon again when it was killed, without unmounting",
+		.offset = OPTION(restart),
+		.type = TYPE_FLAG,
+	},
+	{
 		.name = "passthrough",
 		.value = "auto|on|off",
 		.fallback = "auto",

@@ -30,6 +30,7 @@ struct kv_options {
 	uint64_t lease_ms;          /* lease=TIME: so long after a look-up or open not evicted */
 	uint64_t unread_ttl_ms; /* unread_ttl=TIME: never read until then: evicted first; 0: off */
 	bool allow_other;
+	bool restart; /* a daemon that is killed is followed by another */
 	enum kv_passthrough_mode passthrough;
 	enum kv_log_level log_level; /* log=LEVEL */
 };

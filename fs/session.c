@@ -5,13 +5,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/sysmacros.h>
 
 #include "fs/guard.h"
 #include "fs/log.h"
+#include "fs/node.h"
 #include "fs/ops.h"
 #include "fs/passthrough.h"
+#include "fs/resume.h"
+#include "fs/supervise.h"
+#include "fs/takeover.h"
 
 /* Bytes one request carries: a chunk. More would need fs.fuse.max_pages_limit above its default. */
 #define REQUEST_SIZE KV_CHUNK_SIZE
@@ -22,6 +27,12 @@
 #define WORKERS_MAX 256u
 #define WORKERS_IDLE 16u
 #define BACKGROUND_MAX 64u
+/* FUSE 7.44, Linux 6.16: names that the kernel knows can be taken back all at once. */
+#define RESTART_MINOR 44u
+/* How long a planned restart waits for who writes. */
+#define DRAIN_MS 30000u
+/* How long backing files of the daemon before are kept. */
+#define RELEASE_S 5
 /* Readahead for mappings that the daemon serves: the default of 128 KiB makes small requests. */
 #define READ_AHEAD_KB 4096
 
@@ -45,6 +56,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		conn->max_backing_stack_depth = 1;
 	}
 	daemon->max_write = conn->max_write;
+	daemon->proto_minor = conn->proto_minor;
 }
 
 static void fill_ops(struct fuse_lowlevel_ops *ops)
@@ -111,6 +123,7 @@ static int answer_init(struct kv_daemon *daemon)
 		r = -ENODEV;
 	}
 	free(buffer.mem);
+	daemon->initialised = true;
 	return r;
 }
 
@@ -203,12 +216,14 @@ int kv_session_start(
 	unsigned minor_number;
 	int r = session_new(daemon);
 
+	if (r == 0 && daemon->takeover)
+		r = kv_resume_attach(daemon, daemon->session, daemon->fuse_fd);
 	if (r < 0) {
 		(void)snprintf(
 			ret_error, error_size, "cannot make a FUSE session: %s", strerror(-r));
 		return r;
 	}
-	if (fuse_session_mount(daemon->session, directory) != 0) {
+	if (!daemon->takeover && fuse_session_mount(daemon->session, directory) != 0) {
 		(void)snprintf(ret_error, error_size,
 			"cannot mount on %s: is /dev/fuse there, and are you root (or is "
 			"fusermount3 installed)?",
@@ -221,6 +236,10 @@ int kv_session_start(
 			strerror(-r));
 		return r;
 	}
+	if (daemon->takeover && daemon->proto_minor < RESTART_MINOR) {
+		(void)snprintf(ret_error, error_size, "restart needs Linux 6.16; leave it out");
+		return -EOPNOTSUPP;
+	}
 	decide_passthrough(daemon);
 	if (daemon->options.passthrough == KV_PASSTHROUGH_ON && !daemon->passthrough) {
 		(void)snprintf(ret_error, error_size,
@@ -229,10 +248,44 @@ int kv_session_start(
 		return -EOPNOTSUPP;
 	}
 	if (find_device(directory, &major_number, &minor_number) == 0) {
-		kv_guard_arm(daemon->guard, minor_number);
+		if (daemon->guard)
+			kv_guard_arm(daemon->guard, minor_number);
 		raise_read_ahead(major_number, minor_number);
 	}
-	return 0;
+	if (!daemon->takeover)
+		return 0;
+	r = kv_resume_nodes(daemon);
+	if (r == 0 && kv_takeover_resumes(daemon->takeover))
+		r = kv_resume_requests(daemon);
+	if (r < 0)
+		(void)snprintf(
+			ret_error, error_size, "the kernel refuses to go on: %s", strerror(-r));
+	return r;
+}
+
+/* Waits for the supervisor's word that another daemon is to go on. */
+static void *next_main(void *arg)
+{
+	struct kv_daemon *daemon = arg;
+	const struct timespec while_opens_end = {.tv_sec = RELEASE_S};
+	sigset_t signals;
+	int number;
+
+	(void)sigemptyset(&signals);
+	(void)sigaddset(&signals, SIGUSR1);
+	number = sigtimedwait(&signals, NULL, &while_opens_end);
+	if (number != SIGUSR1)
+		kv_resume_release(daemon);
+	while (number != SIGUSR1)
+		number = sigwaitinfo(&signals, NULL);
+	(void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+	kv_log_info("resume", "making way for the next daemon");
+	if (kv_resume_drain(daemon, DRAIN_MS) < 0)
+		kv_log_warning("resume",
+			"files are still open for writing: their writers will get EIO files=%llu",
+			(unsigned long long)kv_nodes_writers(daemon->nodes));
+	/* What is under way now is the next one's: it only looks, and is sent again. */
+	_exit(KV_SUPERVISE_NEXT);
 }
 
 int kv_session_loop(struct kv_daemon *daemon)
@@ -242,7 +295,11 @@ int kv_session_loop(struct kv_daemon *daemon)
 
 	if (!config)
 		return -ENOMEM;
-	fuse_loop_cfg_set_clone_fd(config, 1);
+	if (daemon->takeover)
+		daemon->has_next_thread =
+			pthread_create(&daemon->next_thread, NULL, next_main, daemon) == 0;
+	/* A request that was read through a clone dies with it. */
+	fuse_loop_cfg_set_clone_fd(config, daemon->takeover ? 0 : 1);
 	fuse_loop_cfg_set_max_threads(config, WORKERS_MAX);
 	fuse_loop_cfg_set_idle_threads(config, WORKERS_IDLE);
 	r = fuse_session_loop_mt(daemon->session, config);
@@ -253,7 +310,14 @@ int kv_session_loop(struct kv_daemon *daemon)
 
 void kv_session_stop(struct kv_daemon *daemon)
 {
-	if (daemon->session)
+	if (daemon->has_next_thread) {
+		(void)pthread_cancel(daemon->next_thread);
+		(void)pthread_join(daemon->next_thread, NULL);
+		daemon->has_next_thread = false;
+	}
+	if (daemon->session && daemon->takeover)
+		kv_supervise_unmount(daemon->directory, fuse_session_fd(daemon->session));
+	else if (daemon->session)
 		fuse_session_unmount(daemon->session);
 }
 

@@ -62,6 +62,7 @@ static void test_options__defaults(void **state)
 	assert_int_equal(options.lease_ms, 10000);
 	assert_int_equal(options.unread_ttl_ms, 0);
 	assert_false(options.allow_other);
+	assert_false(options.restart);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_AUTO);
 	assert_int_equal(options.log_level, KV_LOG_INFO);
 }
@@ -73,9 +74,10 @@ static void test_options__all_set(void **state)
 
 	(void)state;
 	assert_int_equal(
-		parse(&options, "log=debug,passthrough=off,allow_other,read_wait=250ms,lease=2m,"
-				"unread_ttl=3h,io_timeout=700ms,"
-				"max_size=2T,stream_above=64M,dram=1.5G"),
+		parse(&options,
+			"log=debug,passthrough=off,allow_other,restart,read_wait=250ms,lease=2m,"
+			"unread_ttl=3h,io_timeout=700ms,"
+			"max_size=2T,stream_above=64M,dram=1.5G"),
 		0);
 	assert_int_equal(options.dram_bytes, UINT64_C(1536) << 20);
 	assert_int_equal(options.stream_above_bytes, UINT64_C(64) << 20);
@@ -85,6 +87,7 @@ static void test_options__all_set(void **state)
 	assert_int_equal(options.io_timeout_ms, 700);
 	assert_int_equal(options.unread_ttl_ms, UINT64_C(3) * 3600 * 1000);
 	assert_true(options.allow_other);
+	assert_true(options.restart);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_OFF);
 	assert_int_equal(options.log_level, KV_LOG_DEBUG);
 }
@@ -180,7 +183,8 @@ static void test_options__help(void **state)
 {
 	static const char *const names[] = {"dram=SIZE|PERCENT", "stream_above=SIZE",
 		"max_size=SIZE", "read_wait=TIME", "io_timeout=TIME", "lease=TIME",
-		"unread_ttl=TIME", "allow_other", "passthrough=auto|on|off", "log=LEVEL"};
+		"unread_ttl=TIME", "allow_other", "restart", "passthrough=auto|on|off",
+		"log=LEVEL"};
 	char *text = NULL;
 	size_t size = 0;
 	FILE *out = open_memstream(&text, &size);

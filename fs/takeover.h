@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What outlives a daemon whose FUSE connection goes on: memory that its supervisor holds, in which
+ * the daemon keeps which nodeids the kernel knows and what they stand for.
+ *
+ *	header   magic, generation, the kernel's INIT request
+ *	backing  ids of registered backing files, 0 where there is none
+ *	records  one a nodeid: what node it is, and how often the kernel has looked it up
+ *
+ * A nodeid is the number of its record and, above it, a serial number that only grows. The memory
+ * is written by one daemon at a time; it is not stored, so its layout may change with every
+ * version that cannot take over from the one before: then the magic changes.
+ *
+ * Thread-safe; a record is changed under the lock of its node's file only.
+ */
+#ifndef KVFS_FS_TAKEOVER_H
+#define KVFS_FS_TAKEOVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The descriptor of fresh memory for a supervisor. Negative errno. */
+int kv_takeover_memory(void);
+
+struct kv_takeover;
+
+/*
+ * Maps the memory in FD, which is closed. The first daemon to do so begins, any other takes over.
+ * -EPROTO: it is another version's.
+ */
+int kv_takeover_new(int fd, struct kv_takeover **ret_takeover);
+/* NULL is allowed. Returns NULL. */
+struct kv_takeover *kv_takeover_free(struct kv_takeover *takeover);
+
+/* True if there was a daemon before this one. */
+bool kv_takeover_resumes(const struct kv_takeover *takeover);
+
+/* The INIT request, as the kernel sent it: room for one, and its length or 0. */
+#define KV_TAKEOVER_INIT_MAX 512u
+void *kv_takeover_init(struct kv_takeover *takeover, size_t *ret_length);
+void kv_takeover_set_init(struct kv_takeover *takeover, const void *request, size_t length);
+
+struct kv_takeover_record {
+	uint64_t ino;
+	uint64_t version; /* of a published node */
+	uint64_t lookups;
+	uint32_t kind; /* enum kv_node_kind */
+};
+
+/* A new nodeid. Those beyond a few millions have no record: what they name is lost in a restart. */
+uint64_t kv_takeover_add(struct kv_takeover *takeover, uint64_t ino, uint32_t kind);
+void kv_takeover_set_version(struct kv_takeover *takeover, uint64_t id, uint64_t version);
+void kv_takeover_set_lookups(struct kv_takeover *takeover, uint64_t id, uint64_t lookups);
+/* The kernel has forgotten LOOKUPS look-ups of an id that no node was made of any more. */
+void kv_takeover_forget(struct kv_takeover *takeover, uint64_t id, uint64_t lookups);
+void kv_takeover_remove(struct kv_takeover *takeover, uint64_t id);
+/* True if ID was given out by a daemon before this one, or by none. */
+bool kv_takeover_is_old(const struct kv_takeover *takeover, uint64_t id);
+/* Calls EACH for every record that a daemon before this one left. */
+void kv_takeover_each(struct kv_takeover *takeover,
+	void (*each)(void *arg, uint64_t id, const struct kv_takeover_record *record), void *arg);
+
+/* Notes backing ids, so that they can be given back by who takes over. */
+void kv_takeover_backing(struct kv_takeover *takeover, int id);
+void kv_takeover_no_backing(struct kv_takeover *takeover, int id);
+/* Calls CLOSE for every one that a daemon before this one left, and forgets them. To be called
+ * once. */
+void kv_takeover_close_backings(
+	struct kv_takeover *takeover, void (*close)(void *arg, int id), void *arg);
+
+#endif

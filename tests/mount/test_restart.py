@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""-o restart: a daemon that is killed, or makes way, is followed by another on the same connection.
+
+Callers wait meanwhile. A kill takes along what a crash does: what was not durable, and what is being
+written. A planned restart (SIGHUP to the supervisor) takes nothing.
+"""
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from data import MIB, blob, get, put, put_synced
+from kvmount import MountFailed, mount_device
+from procs import Child, eventually, run
+from syscalls import fails
+
+LONG = os.environ.get("KVFS_LONG") == "1"
+
+
+def daemon_of(kv):
+    """The pid of the daemon that serves now: the supervisor's only child."""
+    with open(f"/proc/{kv.pid}/task/{kv.pid}/children", encoding="ascii") as file:
+        words = file.read().split()
+    return int(words[0]) if words else 0
+
+
+@pytest.fixture(name="make")
+def _make(fresh):
+    def make(**options):
+        kv = fresh(restart=None, **options)
+        kv.expect_errors("the daemon died, starting another")
+        return kv
+    return make
+
+
+def follow(kv, before):
+    """Waits until another daemon than BEFORE serves."""
+    eventually(lambda: daemon_of(kv) not in (0, before), what="the next daemon")
+    os.statvfs(kv.mnt)
+
+
+def kill(kv):
+    before = daemon_of(kv)
+    os.kill(before, signal.SIGKILL)
+    follow(kv, before)
+
+
+def ask(kv):
+    """A planned restart."""
+    before = daemon_of(kv)
+    os.kill(kv.pid, signal.SIGHUP)
+    follow(kv, before)
+
+
+@pytest.mark.parametrize("end", (kill, ask))
+def test_what_is_open_goes_on(make, end):
+    kv = make()
+    data = blob(1, 3 * MIB)
+    (kv.mnt / "d" / "e").mkdir(parents=True)
+    put_synced(kv.mnt / "d" / "e" / "f", data)
+    os.symlink("d/e/f", kv.mnt / "link")
+    kv.settle()
+    hot = os.open(kv.mnt / "d" / "e" / "f", os.O_RDONLY)
+    view = mmap.mmap(hot, len(data), prot=mmap.PROT_READ)
+    cold = os.open(kv.mnt / "d" / "e" / "f", os.O_RDONLY | os.O_DIRECT)
+    place = os.open(kv.mnt / "d", os.O_RDONLY | os.O_DIRECTORY)
+    before = os.fstat(hot)
+    for _ in range(3):
+        end(kv)
+        assert os.pread(hot, len(data), 0) == data
+        assert view[:] == data
+        assert os.pread(cold, MIB, MIB) == data[MIB:2 * MIB]
+        after = os.fstat(hot)
+        assert (after.st_ino, after.st_size, after.st_mtime_ns) == \
+            (before.st_ino, before.st_size, before.st_mtime_ns)
+        assert os.listdir(place) == ["e"]
+        assert os.stat("e/f", dir_fd=place).st_ino == before.st_ino
+        assert get(kv.mnt / "link") == data
+        assert os.getxattr(hot, "user.kvfs.version") == b"1"
+        put(kv.mnt / "d" / "new", b"x")
+        assert get(kv.mnt / "d" / "new") == b"x"
+        os.unlink(kv.mnt / "d" / "new")
+        kv.settle()
+    view.close()
+    for fd in (hot, cold, place):
+        os.close(fd)
+
+
+def test_a_working_directory_stays(make):
+    kv = make()
+    (kv.mnt / "d").mkdir()
+    put_synced(kv.mnt / "d" / "f", b"data")
+    kv.settle()
+    shell = subprocess.Popen(["sh", "-c", "read x; pwd -P; cat f"], cwd=kv.mnt / "d",
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    kill(kv)
+    assert shell.communicate("go\n", timeout=30)[0] == f"{kv.mnt}/d\ndata"
+
+
+def test_writers_get_eio_from_a_kill(make):
+    kv = make()
+    put_synced(kv.mnt / "old", b"old")
+    new = os.open(kv.mnt / "new", os.O_CREAT | os.O_RDWR)
+    os.write(new, b"half")
+    changed = os.open(kv.mnt / "old", os.O_RDWR)
+    os.write(changed, b"half")
+    kill(kv)
+    for fd in (new, changed):
+        fails(errno.EIO, os.pwrite, fd, b"more", 4)
+        fails(errno.EIO, os.pread, fd, 4, 0)
+        fails(errno.EIO, os.fsync, fd)
+        fails(errno.EIO, os.ftruncate, fd, 0)
+        fails(errno.EIO, os.close, fd)
+    assert os.listdir(kv.mnt) == ["old"]
+    assert get(kv.mnt / "old") == b"old"
+
+
+def test_a_planned_restart_waits_for_writers(make, agent):
+    kv = make()
+    before = daemon_of(kv)
+    writer = agent()
+    fd = writer.open(kv.mnt / "f", os.O_CREAT | os.O_WRONLY)
+    writer.write(fd, b"first ")
+    os.kill(kv.pid, signal.SIGHUP)
+    eventually(lambda: "making way" in kv.log(), what="the daemon's word")
+    # Others' changes wait for the next daemon; this writer's do not.
+    maker = Child(os.mkdir, kv.mnt / "d")
+    writer.write(fd, b"second")
+    writer.fsync(fd)
+    assert daemon_of(kv) == before
+    writer.close(fd)
+    maker.result()
+    assert daemon_of(kv) != before
+    assert get(kv.mnt / "f") == b"first second"
+    assert sorted(os.listdir(kv.mnt)) == ["d", "f"]
+
+
+def read_for_ever(mnt, stop, names):
+    """Opens, reads, lists and stats durable files until STOP exists: how often."""
+    turns = 0
+    while not os.path.exists(stop):
+        for name, seed in names:
+            fd = os.open(f"{mnt}/{name}", os.O_RDONLY)
+            assert os.pread(fd, 200_000, 0) == blob(seed, 200_000)
+            assert os.fstat(fd).st_size == 200_000
+            os.close(fd)
+        assert {name for name, _ in names} <= set(os.listdir(mnt))
+        turns += 1
+    return turns
+
+
+def write_for_ever(mnt, stop, number, forgiving):
+    """Stores files by a temporary name and rename; returns those whose fsync was 0, and failures."""
+    durable, failures, i = [], 0, 0
+    while not os.path.exists(stop):
+        i += 1
+        name = f"w{number}-{i % 50}"
+        try:
+            fd = os.open(f"{mnt}/{name}.tmp", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
+            try:
+                os.write(fd, blob(i, 50_000))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(f"{mnt}/{name}.tmp", f"{mnt}/{name}")
+            durable.append((name, i))
+        except OSError:
+            if not forgiving:
+                raise
+            failures += 1
+    return durable, failures
+
+
+@pytest.mark.parametrize("end", (kill, ask))
+def test_restarts_under_load(make, end, tmp_path):
+    """16 readers never notice; 4 writers do not either when it is planned, and get errors when not."""
+    kv = make(size="512M")
+    names = [(f"f{i}", i) for i in range(8)]
+    for name, seed in names:
+        put_synced(kv.mnt / name, blob(seed, 200_000))
+    kv.settle()
+    stop = tmp_path / "stop"
+    readers = [Child(read_for_ever, kv.mnt, stop, names) for _ in range(16)]
+    writers = [Child(write_for_ever, kv.mnt, stop, n, end is kill) for n in range(4)]
+    for _ in range(20 if LONG else 3):
+        time.sleep(0.3)
+        end(kv)
+        time.sleep(0.8)  # a daemon that dies young again and again ends the mount
+    stop.touch()
+    assert all(reader.result(timeout=120) > 0 for reader in readers)
+    for writer in writers:
+        durable, failures = writer.result(timeout=120)
+        assert durable
+        assert end is kill or failures == 0
+        for name, i in dict(durable).items():
+            if end is ask:
+                assert get(kv.mnt / name) == blob(i, 50_000)
+    kv.umount()
+    kv.mount()
+    for name, seed in names:
+        assert get(kv.mnt / name) == blob(seed, 200_000)
+
+
+def test_umount_and_signals_end_it(make):
+    kv = make()
+    kill(kv)
+    kv.umount()
+    kv.mount()
+    kv.daemon.terminate()
+    assert kv.daemon.wait(60) == 0
+    assert mount_device(kv.mnt) is None
+    kv.destroy()
+
+
+def test_without_its_supervisor_the_daemon_unmounts(make):
+    kv = make()
+    put(kv.mnt / "f", b"data")
+    daemon = daemon_of(kv)
+    kv.daemon.kill()
+    assert kv.daemon.wait(30) == -signal.SIGKILL
+    eventually(lambda: not os.path.exists(f"/proc/{daemon}"), what="the daemon's end")
+    assert mount_device(kv.mnt) is None
+    kv.destroy()
+    kv.mount()
+    assert get(kv.mnt / "f") == b"data"
+
+
+def test_in_the_background(make):
+    """kvfs mount returns, with its output closed, when the mount is there."""
+    kv = make()
+    kv.umount()
+    options = ",".join(k if v is None else f"{k}={v}" for k, v in kv.options.items() if v is not False)
+    run(kv.programs["kvfs"], "mount", "store", kv.mnt, "-o", options, cwd=kv.home)
+    try:
+        put_synced(kv.mnt / "f", b"data")
+        with open(kv.store / "lock", encoding="ascii") as file:
+            before = int(file.read().split()[0])
+        assert os.path.samefile(f"/proc/{before}/exe", kv.programs["kvfsd"])
+        os.kill(before, signal.SIGKILL)
+        assert get(kv.mnt / "f") == b"data"
+    finally:
+        run("umount", kv.mnt)
+    kv.mount()
+
+
+def test_a_mount_that_fails_leaves_nothing(make):
+    kv = make()
+    kv.umount()
+    (kv.store / "devices").rename(kv.store / "away")
+    with pytest.raises(MountFailed) as e:
+        kv.mount()
+    assert "list of devices" in str(e.value)
+    assert mount_device(kv.mnt) is None
+    (kv.store / "away").rename(kv.store / "devices")
+    kv.mount()
+
+
+def test_daemons_that_die_young_end_the_mount(make):
+    kv = make()
+    kv.expect_errors("dies again and again")
+    seen = set()
+    while kv.daemon.poll() is None and len(seen) < 20:
+        if (pid := daemon_of(kv)) and pid not in seen:
+            seen.add(pid)
+            os.kill(pid, signal.SIGKILL)
+    assert kv.daemon.wait(30) == 1
+    assert mount_device(kv.mnt) is None
+    kv.check_log()
+    kv.destroy()
