@@ -301,10 +301,10 @@ static bool join_last(struct kv_core *core)
 	struct timespec until;
 
 	for (;;) {
-		(void)clock_gettime(CLOCK_MONOTONIC, &until);
+		(void)clock_gettime(CLOCK_REALTIME, &until);
 		until.tv_sec++;
-		if (pthread_clockjoin_np(core->threads[core->thread_count - 1], NULL,
-			    CLOCK_MONOTONIC, &until) != ETIMEDOUT)
+		if (pthread_timedjoin_np(core->threads[core->thread_count - 1], NULL, &until) !=
+			ETIMEDOUT)
 			break;
 		if (kv_core_gives_up(core, since_ms))
 			return false;
