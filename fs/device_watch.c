@@ -50,8 +50,11 @@ bool kv_devices_watch(
 	uint64_t slow = 0, hung = 0;
 	uint64_t slow_before = kv_devices_slow(devices), hung_before = kv_devices_hung(devices);
 
+	const unsigned count = devices->count;
+
+	assert(count <= KV_DEVICES_MAX);
 	kv_rings_oldest(devices, oldest);
-	for (unsigned i = 0; i < devices->count; i++) {
+	for (unsigned i = 0; i < count; i++) {
 		struct kv_device *device = &devices->device[i];
 		int64_t flush = atomic_load_explicit(&device->flush_since_ms, memory_order_relaxed);
 
