@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "fs/gpu.h"
 #include "fs/handle.h"
 #include "fs/kvfs_ioctl.h"
 #include "fs/lookup.h"
@@ -112,6 +113,21 @@ static void ioctl_drop(fuse_req_t req, uint64_t directory, const void *in, bool 
 	kv_notify_then_reply_ioctl(daemon->notify, req, &answer, sizeof(answer));
 }
 
+static void ioctl_ticket(fuse_req_t req, struct kv_handle *handle, const void *in)
+{
+	struct kvfs_ticket ticket;
+	int r;
+
+	memcpy(&ticket, in, sizeof(ticket));
+	r = ticket.reserved != 0 ? -EINVAL
+				 : kv_gpu_ticket(kv_daemon_of(req)->gpu, handle,
+					   fuse_req_ctx(req)->uid, &ticket);
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		reply_ioctl(req, &ticket, sizeof(ticket));
+}
+
 static const struct {
 	unsigned command;
 	size_t size;
@@ -121,6 +137,7 @@ static const struct {
 	{KVFS_IOC_WARM, sizeof(struct kvfs_warm), false},
 	{KVFS_IOC_COOL, sizeof(struct kvfs_drop), true},
 	{KVFS_IOC_EVICT, sizeof(struct kvfs_drop), true},
+	{KVFS_IOC_TICKET, sizeof(struct kvfs_ticket), false},
 };
 
 /* Whether COMMAND is known, and comes with what it needs. */
@@ -155,6 +172,9 @@ static void op_ioctl(fuse_req_t req, fuse_ino_t id, unsigned int command, void *
 		break;
 	case KVFS_IOC_WARM:
 		ioctl_warm(req, kv_handle_of(fi)->version, in);
+		break;
+	case KVFS_IOC_TICKET:
+		ioctl_ticket(req, kv_handle_of(fi), in);
 		break;
 	default:
 		ioctl_drop(req, node->ino, in, command == KVFS_IOC_EVICT);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/sysmacros.h>
 
+#include "fs/gpu.h"
 #include "fs/guard.h"
 #include "fs/log.h"
 #include "fs/ops.h"
@@ -231,6 +232,8 @@ int kv_session_start(
 	if (find_device(directory, &major_number, &minor_number) == 0) {
 		kv_guard_arm(daemon->guard, minor_number);
 		raise_read_ahead(major_number, minor_number);
+		/* It says so itself where it cannot; the mount goes without. */
+		(void)kv_gpu_new(daemon, makedev(major_number, minor_number), &daemon->gpu);
 	}
 	return 0;
 }
