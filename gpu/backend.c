@@ -9,10 +9,8 @@
 #define LINE_SIZE 192u
 
 static const struct kvg_backend_ops *const backends[] = {
-#ifdef KVG_WITH_CUDA
 	&kvg_backend_cufile,
 	&kvg_backend_cuda,
-#endif
 	&kvg_backend_host,
 };
 #define BACKENDS (sizeof(backends) / sizeof(backends[0]))
