@@ -72,6 +72,12 @@ static struct kvg_cufile_error error(unsigned code)
 	return (struct kvg_cufile_error){.code = code};
 }
 
+/* One that is too old has no function to set it, which for us is one that changes nothing. */
+static bool is_compat_allowed(void)
+{
+	return allow_compat || setting("FAKECUFILE_OLD", 0) != 0;
+}
+
 /* What a call is to fail with before it does anything. */
 static unsigned enter(const char *symbol)
 {
@@ -91,7 +97,7 @@ struct kvg_cufile_error cuFileDriverOpen(void)
 		return error(code);
 	if (is_open)
 		return error(KVG_CUFILE_ALREADY_OPEN);
-	if (setting("FAKECUFILE_GDS", 1) == 0 && !allow_compat)
+	if (setting("FAKECUFILE_GDS", 1) == 0 && !is_compat_allowed())
 		return error(KVG_CUFILE_NOT_INITIALIZED);
 	is_open = true;
 	return error(0);
@@ -126,8 +132,7 @@ struct kvg_cufile_error cuFileSetParameterBool(unsigned parameter, bool value)
 		return error(code);
 	if (is_open)
 		return error(KVG_CUFILE_ALREADY_OPEN);
-	/* One that is too old has no such function: then it changes nothing. */
-	if (parameter == KVG_CUFILE_ALLOW_COMPAT && !setting("FAKECUFILE_OLD", 0))
+	if (parameter == KVG_CUFILE_ALLOW_COMPAT)
 		allow_compat = value;
 	return error(0);
 }
@@ -152,7 +157,7 @@ struct kvg_cufile_error cuFileDriverGetProperties(struct kvg_cufile_properties *
 		.nvfs = {.major = setting("FAKECUFILE_GDS", 1) != 0 ? 2 : 0,
 			.minor = 17,
 			.direct_io_max = 16384,
-			.control = allow_compat ? 1u << KVG_CUFILE_CONTROL_COMPAT : 0},
+			.control = is_compat_allowed() ? 1u << KVG_CUFILE_CONTROL_COMPAT : 0},
 		.device_pinned_max = 33554432,
 		.batch_max = 128,
 	};
