@@ -57,8 +57,7 @@ static int find_symbols(
 	*(void **)&get = dlsym(library, KVG_CUDA_GET_PROC_ADDRESS);
 	if (!get) {
 		(void)snprintf(ret_reason, reason_size,
-			"the NVIDIA driver is older than CUDA 12.0 (version 525): install a newer "
-			"one");
+			"the NVIDIA driver is older than 525 (CUDA 12.0): install a newer one");
 		return -EOPNOTSUPP;
 	}
 	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {

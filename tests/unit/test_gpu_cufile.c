@@ -339,6 +339,7 @@ static void test_gpu_cufile__registration(void **state)
 	ops->unmap(o.backend, o.mapping);
 	ops->segment_free(o.backend, o.segment);
 	kvg_backend_close(o.backend);
+	fakecu_reset();
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(test_gpu_cufile__##name, setup, teardown)
