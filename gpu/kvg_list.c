@@ -17,7 +17,7 @@ static int compare(const void *a, const void *b)
 /* Pieces that LEN bytes make when they are cut at MOST. */
 static size_t pieces_of(uint64_t len, uint64_t most)
 {
-	return (size_t)kv_div_round_up(len, most);
+	return (size_t)(len / most + (len % most != 0));
 }
 
 static size_t join(struct kvg_seg *segs, size_t n)
@@ -60,12 +60,14 @@ int kvg_list_new(const struct kvg_seg *segs, size_t n, uint64_t most, struct kvg
 	if (!cut)
 		return -ENOMEM;
 	for (size_t i = 0; i < count; i++) {
-		for (uint64_t done = 0; done < sorted[i].len; done += most)
+		for (uint64_t done = 0, piece; done < sorted[i].len; done += piece) {
+			piece = kv_min_u64(most, sorted[i].len - done);
 			cut[at++] = (struct kvg_seg){
 				.file_off = sorted[i].file_off + done,
-				.len = kv_min_u64(most, sorted[i].len - done),
+				.len = piece,
 				.dst = sorted[i].dst + done,
 			};
+		}
 	}
 	assert(at == total);
 	*ret_segs = cut;

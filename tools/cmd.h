@@ -20,6 +20,7 @@ struct kv_report;
 int cool_main(int argc, char **argv);
 int evict_main(int argc, char **argv);
 int format_main(int argc, char **argv);
+int gpu_main(int argc, char **argv);
 int mount_main(int argc, char **argv);
 int pin_main(int argc, char **argv);
 int quota_main(int argc, char **argv);

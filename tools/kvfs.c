@@ -31,6 +31,7 @@ static const struct {
 	{"warm", warm_main, "PATH...", "bring files into DRAM"},
 	{"cool", cool_main, "PATH...", "drop files from DRAM"},
 	{"evict", evict_main, "PATH...", "remove files from the store, as eviction does"},
+	{"gpu", gpu_main, "WHAT...", "files in the memory of GPUs"},
 };
 
 static void print_help(FILE *out)

@@ -1,0 +1,716 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU helper with real processes: on the host backend, and on a fake driver that checks every call."""
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+
+import gpu
+import gpulink
+import pytest
+from data import MIB, blob, get, put
+from gpu import EARLY, KINDS, NOSTAGE, REVOCABLE, Engine, Helper, Raw
+from procs import NOBODY, eventually, in_child, run
+from syscalls import fails
+
+SIZE = 21 * MIB + 12345
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture(params=KINDS)
+def start(request, fresh):
+    """start(*kvgpud's arguments, **environment): a mount with a helper, which is looked at afterwards."""
+    made = []
+
+    def start(*arguments, mount=None, **environment):
+        kv = mount or fresh()
+        if request.param == "cuda" and kv.mode == "daemon":
+            pytest.skip("the fake driver with one mode of the mount only")
+        helper = Helper(kv, request.param, *arguments, **environment)
+        helper.engines = []
+        made.append(helper)
+        return helper
+
+    yield start
+    for helper in made:
+        for engine in helper.engines:
+            engine.stop()
+        status = helper.stop()
+        assert status in (0, helper.__dict__.get("ends", 0)), helper.log()
+        if helper.kind == "cuda" and status == 0:
+            # Appended to at every orderly end of a process that has used the driver.
+            assert "leak" not in (helper.report.read_text() if helper.report.exists() else "")
+
+
+def engine_of(helper, **who):
+    engine = Engine(helper, **who)
+    helper.engines.append(engine)
+    return engine
+
+
+@pytest.fixture
+def helper(start):
+    return start()
+
+
+def store(helper, name, data):
+    path = helper.kv.mnt / name
+    put(path, data)
+    return path
+
+
+def cold(helper, path):
+    helper.kv.settle()
+    eventually(lambda: helper.kv.kvfs("cool", path, check=False).returncode == 0)
+
+
+def packed_ticket(fd):
+    token, *numbers = gpulink.ticket(fd)
+    return token + b"".join(n.to_bytes(8, "little") for n in numbers)
+
+
+# ---- Bytes ----
+
+
+def test_map__three_engines_share_one_copy(helper):
+    path = store(helper, "f", data := blob(1, SIZE))
+    engines = [engine_of(helper) for _ in range(3)]
+    for engine in engines:
+        engine.send("map", str(path))
+    for engine in engines:
+        key, size, version = engine.receive()
+        assert (size, version) == (SIZE, helper.kv.stat(path)["version"])
+        assert engine.digest(key) == digest(data)
+    stats = helper.stats()
+    assert (stats["staged"], stats["misses"], stats["hits"]) == (1, 1, 2)
+    assert stats["staged_bytes"] == stats["from_dram_bytes"] == SIZE
+    assert stats["used"] == 22 * MIB and stats["maps"] == 3
+    for engine in engines:
+        engine.unmap(1)
+    assert eventually(lambda: helper.stats()["maps"] == 0)
+    assert helper.stats()["resident"] == 1, "it stays for the next one"
+
+
+def test_map__a_cold_file_comes_from_the_drives(helper):
+    """With a hole; nothing of it goes through DRAM."""
+    path = helper.kv.mnt / "f"
+    with open(path, "wb") as f:
+        f.write(blob(1, 5 * MIB + 17))
+        f.seek(9 * MIB)
+        f.write(blob(2, 3 * MIB + 1))
+    cold(helper, path)
+    filled = helper.kv.counter("fill_bytes")
+    helper.kv.kvfs("gpu", "warm", path, "--socket", helper.socket)
+    stats = helper.stats()
+    assert stats["from_device_bytes"] >= 8 * MIB and stats["from_dram_bytes"] == 0
+    assert helper.kv.counter("fill_bytes") == filled
+    engine = engine_of(helper)
+    assert engine.read(engine.map(str(path))[0]) == get(path)
+    assert helper.stats()["staged"] == 1
+
+
+def test_map__a_range_of_a_file(start):
+    helper = start("--segment", "4M")
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    for off, length in ((0, 1), (SIZE - 1, 1), (4 * MIB - 1, 2), (5 * MIB + 3, 9 * MIB), (7, 0)):
+        key, size, _ = engine.map(str(path), off, length)
+        assert size == (length or SIZE - off)
+        assert engine.read(key) == data[off:off + size]
+        engine.unmap(key)
+    for off, length in ((SIZE, 1), (SIZE, 0), (0, SIZE + 1), (2**64 - 1, 9)):
+        fails(errno.EINVAL, engine.map, str(path), off, length)
+
+
+def test_map__memory_cannot_be_written_to(helper):
+    """A store through the mapping ends that engine, and no other sees it."""
+    path = store(helper, "f", data := blob(1, SIZE))
+    bad, good = Engine(helper), engine_of(helper)
+    bad.map(str(path))
+    key = good.map(str(path))[0]
+    bad.send("poke", 1)
+    status = bad.child.collect()
+    assert os.WTERMSIG(status) == signal.SIGSEGV
+    os.close(bad.requests)
+    os.close(bad.replies)
+    assert good.digest(key) == digest(data)
+    assert eventually(lambda: helper.stats()["maps"] == 1)
+
+
+def test_map__more_segments_than_a_packet_holds(start, fresh):
+    if os.sysconf("SC_AVPHYS_PAGES") * 4096 < 3 << 30:
+        pytest.skip("needs 3 GiB of free memory")
+    helper = start("--segment", "2M", "--hbm", "600M")
+    if helper.kind == "cuda" or helper.kv.mode == "daemon":
+        pytest.skip("once is enough")
+    path, size = helper.kv.mnt / "f", 520 * MIB
+    with open(path, "wb") as f:
+        f.truncate(size)
+        f.seek(510 * MIB)
+        f.write(b"end")
+    engine = engine_of(helper)
+    key, length, _ = engine.map(str(path))
+    assert length == size
+    assert engine.read(key, 510 * MIB, 4) == b"end\0" and engine.read(key, 300 * MIB, 9) == bytes(9)
+
+
+def test_map__early_shows_what_is_there(start):
+    helper = start()
+    if helper.kind == "host":
+        pytest.skip("only the fake driver holds copies back")
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    helper.tell("hold")
+    key = engine.map(str(path), 0, 0, EARLY)[0]
+    fails(errno.ETIMEDOUT, engine.wait, key, 1, 0.2)
+    helper.tell()
+    engine.wait(key, SIZE, 30)
+    assert engine.digest(key) == digest(data)
+    late = engine.map(str(path), 0, 0, EARLY)[0]
+    engine.wait(late, SIZE, 0)
+
+
+def test_map__damaged_bytes_are_never_given(helper):
+    """The daemon, asked for what does not match, takes the file away; the engine gets an error."""
+    path = store(helper, "f", blob(1, SIZE))
+    cold(helper, path)
+    _, device, offset, _ = helper.kv.extents(path)[3]
+    with open(helper.kv.device_path(device), "r+b") as f:
+        f.seek(offset + 5)
+        f.write(b"damage")
+    helper.kv.expect_errors("checksum mismatch")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    raw = Raw(helper)
+    ticket = packed_ticket(fd)
+    kind, _, status, _, fds = raw.ask(gpu.MAP, ticket, [fd])
+    assert (kind, status) == (gpu.MAP, 0)
+    kind, _, status, _, _ = raw.receive()
+    assert (kind, status) == (gpu.READY, -errno.EIO)
+    for other in (*fds, fd):
+        os.close(other)
+    raw.close()
+    stats = helper.stats()
+    assert stats["checksum_errors"] == 1 and stats["failed"] == 1
+    eventually(lambda: helper.stats()["used"] == 0)
+    assert not path.exists()
+
+
+# ---- Refusals ----
+
+
+def test_map__refuses_with_a_reason(helper):
+    engine = engine_of(helper)
+    small = store(helper, "small", b"x" * 100)
+    large = helper.kv.mnt / "large"
+    with open(large, "wb") as f:
+        f.truncate(300 * MIB)
+    fails(errno.ERANGE, engine.map, str(small))
+    fails(errno.E2BIG, engine.map, str(large))
+    path = store(helper, "f", blob(1, SIZE))
+    fails(errno.ENODATA, engine.map, str(path), 0, 0, NOSTAGE)
+    engine.map(str(path))
+    engine.map(str(path), 0, 0, NOSTAGE)
+    fails(errno.EXDEV, engine.map, __file__)
+    assert helper.stats()["refused"] >= 3
+
+
+def test_map__refuses_bad_descriptors(helper, fresh):
+    """Whatever is passed, in any number: an error each, and the helper goes on."""
+    path = store(helper, "f", blob(1, SIZE))
+    put(helper.kv.mnt / "g", b"g")
+    other = fresh()
+    put(other.mnt / "f", blob(1, SIZE))
+    raw, ends = Raw(helper), os.pipe()
+    good = os.open(path, os.O_RDONLY)
+    wrong = {os.open(path, os.O_PATH): errno.EBADF,
+             os.open(helper.kv.mnt / "g", os.O_WRONLY): errno.EACCES,
+             os.open(other.mnt / "f", os.O_RDONLY): errno.EXDEV,
+             os.open(__file__, os.O_RDONLY): errno.EXDEV,
+             os.open(other.mnt, os.O_RDONLY): errno.EXDEV,
+             os.open("/dev/null", os.O_RDONLY): errno.EXDEV,
+             ends[0]: errno.EXDEV, ends[1]: errno.EACCES,
+             os.open(helper.kv.mnt, os.O_RDONLY): errno.ESTALE,
+             good: errno.ESTALE}
+    dice = random.Random(1)
+    for i in range(1000):
+        fd = dice.choice(list(wrong))
+        kind = dice.choice([gpu.MAP, gpu.PREFETCH, gpu.EVICT, gpu.STAT])
+        _, _, status, _, _ = raw.ask(kind, dice.randbytes(40), [fd], request=i)
+        assert status == -wrong[fd], (os.readlink(f"/proc/self/fd/{fd}"), kind)
+    assert raw.ask(gpu.MAP, bytes(40))[2] == -errno.EBADF, "no descriptor at all"
+    for fd in wrong:
+        os.close(fd)
+    raw.close()
+    # What holds a descriptor of the mount would keep it from ending.
+    fds = os.listdir(f"/proc/{helper.process.pid}/fd")
+    links = [os.readlink(f"/proc/{helper.process.pid}/fd/{fd}") for fd in fds]
+    assert not [link for link in links if str(helper.kv.mnt) in link], links
+    assert helper.stats()["malformed"] == 0
+
+
+@pytest.mark.parametrize("bad", ["short", "magic", "type", "reply", "unmap", "descriptors"])
+def test_client__nonsense_ends_it_alone(helper, bad):
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine, raw = engine_of(helper), Raw(helper)
+    key = engine.map(str(path))[0]
+    if bad == "short":
+        raw.socket.send(b"kvg1")
+    elif bad == "magic":
+        raw.socket.send(bytes(64))
+    elif bad == "type":
+        raw.send(99)
+    elif bad == "reply":
+        raw.send(gpu.HELLO, flags=1)
+    elif bad == "unmap":
+        raw.send(gpu.UNMAP, map_id=7)
+    else:
+        raw.send(gpu.HELLO, fds=[0] * 20)
+    with pytest.raises(OSError):
+        raw.receive()
+    raw.close()
+    assert engine.digest(key) == digest(data)
+    assert helper.stats()["malformed"] == 1
+
+
+def test_map__a_ticket_is_its_users_alone(start):
+    helper = start("--group", "nogroup")
+    path = store(helper, "f", blob(1, SIZE))
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+
+        def steal():
+            raw = Raw(helper)
+            return raw.ask(gpu.MAP, ticket, [f.fileno()])[2]
+
+        assert in_child(steal, uid=NOBODY, gid=NOBODY) == -errno.EACCES
+
+
+def test_map__users_have_copies_of_their_own(start):
+    helper = start("--group", "nogroup")
+    path = store(helper, "f", data := blob(1, SIZE))
+    root, nobody = engine_of(helper), engine_of(helper, uid=NOBODY, gid=NOBODY)
+    for engine in (root, nobody):
+        assert engine.digest(engine.map(str(path))[0]) == digest(data)
+    stats = helper.stats()
+    assert stats["entries"] == 2 and stats["used"] == 2 * 22 * MIB
+
+
+def test_socket__is_for_the_same_user_without_a_group(helper):
+    assert os.stat(helper.socket).st_mode & 0o777 == 0o600
+    fails(errno.EACCES, in_child, lambda: Raw(helper).close(), uid=NOBODY)
+
+
+# ---- Room ----
+
+
+def fill(helper, count, size=60 * MIB):
+    return [str(store(helper, f"f{i}", blob(i, size))) for i in range(count)]
+
+
+def test_room__what_was_used_longest_ago_goes(helper):
+    paths = fill(helper, 5)
+    engine = engine_of(helper)
+    for path in paths[:4]:
+        engine.unmap(engine.map(path)[0])
+    engine.unmap(engine.map(paths[0])[0])
+    key = engine.map(paths[4])[0]
+    assert engine.read(key, 0, 100) == blob(4, 100)
+    assert engine.stats(paths[1])["asked_resident"] == 0
+    assert engine.stats(paths[0])["asked_resident"] == 60 * MIB
+    assert engine.stats()["evicted"] == 1
+
+
+def test_room__mapped_files_stay_and_the_engine_pulls(helper):
+    paths = fill(helper, 5)
+    engine = engine_of(helper)
+    for path in paths[:4]:
+        engine.map(path)
+    fails(errno.ENOSPC, engine.map, paths[4])
+    engine.unmap(2)
+    engine.map(paths[4])
+    assert engine.read(1, 0, 9) == blob(0, 9)
+
+
+def test_revoke__makes_room_when_engines_agree(helper):
+    paths = fill(helper, 5)
+    polite, other = engine_of(helper), engine_of(helper)
+    for path in paths[:4]:
+        polite.map(path, 0, 0, REVOCABLE)
+    fails(errno.ENOSPC, other.map, paths[4])
+    (key, event, ms), = polite.events(10)
+    assert (key, event) == (1, 1) and 0 < ms <= 2000
+    polite.unmap(1)
+    eventually(lambda: helper.stats()["maps"] == 3)
+    assert other.read(other.map(paths[4])[0], 0, 9) == blob(4, 9)
+
+
+def test_revoke__who_ignores_it_pays(helper):
+    """After two seconds the bytes are on its account, also when it hangs up; they are free when it dies."""
+    paths = fill(helper, 5)
+    bad, good = Engine(helper), engine_of(helper)
+    for path in paths[:4]:
+        bad.map(path, 0, 0, REVOCABLE)
+    fails(errno.ENOSPC, good.map, paths[4])
+    eventually(lambda: helper.stats()["orphaned"] == 60 * MIB)
+    fails(errno.EDQUOT, bad.map, paths[1])
+    bad.hang_up()
+    eventually(lambda: helper.stats()["clients"] == 2)  # the other one, and this call's
+    assert helper.stats()["orphaned"] == 60 * MIB
+    bad.reconnect(str(helper.socket), helper.kind)
+    fails(errno.EDQUOT, bad.map, paths[1])
+    assert bad.read(1, 0, 9) == blob(0, 9), "nothing was taken from it"
+    bad.stop(kill=True)
+    eventually(lambda: helper.stats()["orphaned"] == 0)
+    assert good.read(good.map(paths[4])[0], 0, 9) == blob(4, 9)
+
+
+def test_room__no_device_memory_at_any_point(start):
+    """Every allocation fails once: the engine gets ENOSPC, and the next try works."""
+    helper = start("--segment", "4M")
+    if helper.kind == "host":
+        pytest.skip("only the fake driver runs out of memory")
+    path = str(store(helper, "f", data := blob(1, SIZE)))
+    engine = engine_of(helper)
+    for nth in range(1, 5):
+        for call in ("cuMemCreate", "cuMemMap"):
+            helper.tell(f"fail {call}:{nth}:2")
+            try:
+                engine.unmap(engine.map(path)[0])
+            except OSError as e:
+                assert e.errno == errno.ENOSPC
+            helper.tell()
+            key = engine.map(path)[0]
+            assert engine.digest(key) == digest(data)
+            engine.unmap(key)
+            eventually(lambda: helper.stats()["maps"] == 0)
+            engine.evict(path)
+
+
+# ---- Changes ----
+
+
+@pytest.mark.parametrize("change", ["rewrite", "unlink", "replace", "evict", "retire"])
+def test_invalid__is_told_and_old_bytes_stay(helper, change):
+    kv = helper.kv
+    (kv.mnt / "d").mkdir()
+    path = store(helper, "d/f", data := blob(1, SIZE))
+    kv.settle()
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    if change == "rewrite":
+        put(path, blob(2, SIZE))
+    elif change == "unlink":
+        path.unlink()
+    elif change == "replace":
+        put(kv.mnt / "d" / "other", blob(2, SIZE))
+        os.rename(kv.mnt / "d" / "other", path)
+    elif change == "evict":
+        eventually(lambda: kv.kvfs("evict", "--force", path, check=False).returncode == 0)
+    else:
+        kv.kvfs("retire", kv.mnt / "d")
+    assert [e[:2] for e in engine.events(20)] == [(key, 2)]
+    assert engine.digest(key) == digest(data)
+    if change in ("rewrite", "replace"):
+        new = engine.map(str(path))[0]
+        assert engine.digest(new) == digest(blob(2, SIZE))
+    engine.unmap(key)
+    expected = 22 * MIB if change in ("rewrite", "replace") else 0
+    eventually(lambda: helper.stats()["used"] == expected)
+    assert helper.stats()["invalidated"] == 1
+
+
+def test_change__while_it_is_being_staged(start):
+    """Who asked for the old version gets it whole; who asks now gets the new one."""
+    helper = start()
+    if helper.kind == "host":
+        pytest.skip("only the fake driver holds copies back")
+    path = store(helper, "f", blob(1, SIZE))
+    old, new = engine_of(helper), engine_of(helper)
+    helper.tell("hold")
+    key = old.map(str(path), 0, 0, EARLY)[0]
+    put(path, blob(2, SIZE))
+    new_key = new.map(str(path), 0, 0, EARLY)[0]
+    helper.tell()
+    for engine, k, seed in ((old, key, 1), (new, new_key, 2)):
+        engine.wait(k, SIZE, 30)
+        assert engine.digest(k) == digest(blob(seed, SIZE))
+
+
+# ---- Deaths ----
+
+
+def test_engine__killed_gives_everything_back(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    engine = Engine(helper)
+    engine.map(str(path))
+    engine.map(str(path))
+    engine.stop(kill=True)
+    eventually(lambda: helper.stats()["maps"] == 0)
+    assert helper.stats()["resident"] == 1
+
+
+def test_engine__killed_while_it_waits(start):
+    helper = start()
+    if helper.kind == "host":
+        pytest.skip("only the fake driver holds copies back")
+    path = store(helper, "f", data := blob(1, SIZE))
+    helper.tell("hold")
+    engine = Engine(helper)
+    engine.send("map", str(path))
+    eventually(lambda: helper.stats()["maps"] == 1)
+    engine.stop(kill=True)
+    eventually(lambda: helper.stats()["maps"] == 0)
+    helper.tell()
+    eventually(lambda: helper.stats()["resident"] == 1)
+    other = engine_of(helper)
+    assert other.digest(other.map(str(path))[0]) == digest(data)
+
+
+def test_helper__killed_leaves_engines_what_they_have(helper):
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    helper.kill()
+    fails(errno.EPIPE, engine.dispatch)
+    fails(errno.EPIPE, engine.map, str(path))
+    assert engine.digest(key) == digest(data)
+    helper.start()
+    engine.reconnect(str(helper.socket), helper.kind)
+    new = engine.map(str(path))[0]
+    assert engine.digest(new) == engine.digest(key) == digest(data)
+    assert helper.kv.status(), "the daemon did not mind"
+
+
+def test_helper__killed_while_engines_wait(start):
+    helper = start()
+    if helper.kind == "host":
+        pytest.skip("only the fake driver holds copies back")
+    path = store(helper, "f", blob(1, SIZE))
+    early, waiting = engine_of(helper), engine_of(helper)
+    helper.tell("hold")
+    key = early.map(str(path), 0, 0, EARLY)[0]
+    waiting.send("map", str(path))
+    eventually(lambda: helper.stats()["maps"] == 2)
+    helper.kill()
+    with pytest.raises(OSError) as e:
+        waiting.receive()
+    assert e.value.errno == errno.EPIPE
+    fails(errno.EPIPE, early.wait, key, 1, 30)
+    # What the dead one held of the file is free.
+    eventually(lambda: helper.kv.kvfs("evict", "--force", path, check=False).returncode == 0)
+    helper.tell()
+    helper.start()
+
+
+def test_device__lost_ends_the_helper_and_nobody_else(start):
+    """A sticky error: who waits is told, exit status 70, old mappings live on."""
+    helper = start()
+    if helper.kind == "host":
+        pytest.skip("only the fake driver breaks")
+    old, path = store(helper, "old", data := blob(1, SIZE)), store(helper, "f", blob(2, SIZE))
+    engine = engine_of(helper)
+    key = engine.map(str(old))[0]
+    helper.tell("fail cuEventQuery:1:700")
+    with pytest.raises(OSError) as e:
+        engine.map(str(path))
+    assert e.value.errno in (errno.EIO, errno.EPIPE)
+    assert helper.process.wait(30) == 70
+    helper.ends = 70
+    assert engine.digest(key) == digest(data)
+
+
+def test_daemon__killed_leaves_engines_what_they_have(helper):
+    """After the next mount the helper is there again by itself, and trusts nothing from before."""
+    path = store(helper, "f", data := blob(1, SIZE))
+    helper.kv.settle()
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    helper.kv.kill()
+    eventually(lambda: helper.stats()["daemon"] == 0)
+    assert engine.digest(key) == digest(data)
+    helper.kv.mount()
+    eventually(lambda: helper.stats()["daemon"] == 1)
+    assert [e[:2] for e in engine.events(10)] == [(key, 2)]
+    assert engine.digest(engine.map(str(path))[0]) == digest(data)
+    assert helper.stats()["misses"] == 2
+
+
+def test_daemon__unmounts_while_files_are_in_device_memory(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    engine = engine_of(helper)
+    engine.map(str(path))
+    helper.kv.remount()
+    assert engine.read(1, 0, 9) == blob(1, 9)
+
+
+# ---- Hints, prefetch, the tool ----
+
+
+def test_hints__what_is_opened_again_comes_by_itself(start):
+    helper = start("--hints")
+    path = store(helper, "f", blob(1, SIZE))
+    get(path)
+    assert helper.stats()["staged"] == 0, "once is not often"
+    get(path)
+    eventually(lambda: helper.stats()["resident"] == 1)
+    engine = engine_of(helper)
+    engine.map(str(path), 0, 0, NOSTAGE)
+    quiet = start(mount=helper.kv)
+    get(path)
+    get(path)
+    assert quiet.stats()["staged"] == 0
+
+
+def test_prefetch__and_evict(helper):
+    path = str(store(helper, "f", blob(1, SIZE)))
+    engine = engine_of(helper)
+    engine.prefetch(path)
+    eventually(lambda: engine.stats(path)["asked_resident"] == SIZE)
+    key = engine.map(path, 0, 0, NOSTAGE)[0]
+    fails(errno.EBUSY, engine.evict, path)
+    engine.unmap(key)
+    assert engine.evict(path) == 22 * MIB
+    assert engine.stats(path)["asked_resident"] == 0 and engine.evict(path) == 0
+
+
+def test_tool__status_warm_and_evict(helper):
+    kv = helper.kv
+    (kv.mnt / "d").mkdir()
+    for i in range(3):
+        store(helper, f"d/f{i}", blob(i, 5 * MIB))
+    store(helper, "d/small", b"x")
+    at = ("--socket", helper.socket)
+    done = kv.kvfs("gpu", "warm", kv.mnt / "d", *at)
+    assert done.stdout == ("3 files in device memory, 15.0M\n"
+                           "1 are too small for it: engines read them from DRAM\n")
+    status = json.loads(kv.kvfs("gpu", "status", "--json", *at).stdout)[0]
+    assert (status["resident"], status["staged_bytes"]) == (3, 15 * MIB)
+    assert helper.kind in status["backend"] and status["socket"] == str(helper.socket)
+    text = kv.kvfs("gpu", "status", *at).stdout
+    assert status["backend"] in text and "files staged" in text
+    assert kv.kvfs("gpu", "evict", "-q", kv.mnt / "d" / "f1", *at).stdout == ""
+    assert kv.kvfs("gpu", "evict", kv.mnt / "d", *at).stdout.startswith("2 files dropped from device")
+    assert helper.stats()["used"] == 0
+    engine = engine_of(helper)
+    engine.map(str(kv.mnt / "d" / "f0"))
+    busy = kv.kvfs("gpu", "evict", kv.mnt / "d" / "f0", *at, check=False)
+    assert busy.returncode == 1 and "an engine has it mapped" in busy.stderr
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], "say status, warm or evict"), (["cool"], "say status"), (["warm"], "PATH is missing"),
+    (["status", "x"], "takes no PATH"), (["status", "--socket", "/nowhere"], "no kvgpud listens"),
+])
+def test_tool__bad_usage(fresh, arguments, words):
+    kv = fresh()
+    done = kv.kvfs("gpu", *arguments, check=False)
+    assert done.returncode == 1 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], "give a store"), (["{store}", "{store}"], "give a store"), (["/nowhere"], "is no store"),
+    (["{store}", "--hbm", "x"], "bad value 'x'"), (["{store}", "--segment", "0"], "bad value '0'"),
+    (["{store}", "--log", "loud"], "bad value"), (["{store}", "--what"], "see `kvgpud --help`"),
+    (["{store}", "--backend", "gpu"], "there is no backend 'gpu'"),
+    (["{store}", "--backend", "host", "--device", "x"], "host devices are numbers"),
+    (["{store}", "--backend", "host", "--hbm", "1M", "--socket", "{home}/s"], "is too little"),
+    (["{store}", "--backend", "host", "--group", "nosuch", "--socket", "{home}/s"], "no group"),
+    (["{store}", "--backend", "host", "--socket", "{home}/no/s"], "cannot listen at"),
+    (["{store}", "--backend", "host", "--socket", "/" + 120 * "x"], "too long for a socket"),
+])
+def test_kvgpud__bad_usage(fresh, arguments, words):
+    kv = fresh()
+    arguments = [a.format(store=kv.store, home=kv.home) for a in arguments]
+    done = run(gpu.build_folder() / "gpu" / "kvgpud", *arguments, check=False)
+    assert done.returncode == 1 and words in done.stderr.replace(str(kv.store), "STORE"), done
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_kvgpud__says_what_is_missing(fresh):
+    kv = fresh()
+    kv.umount()
+    done = run(gpu.build_folder() / "gpu" / "kvgpud", kv.store, check=False)
+    assert done.returncode == 1 and "run `kvfs mount` first" in done.stderr
+    assert "kvgpud STORE" in run(gpu.build_folder() / "gpu" / "kvgpud", "--help").stdout
+    assert run(gpu.build_folder() / "gpu" / "kvgpud", "--version").stdout.startswith("kvgpud ")
+
+
+def test_kvgpud__one_a_device(helper):
+    done = run(gpu.build_folder() / "gpu" / "kvgpud", helper.kv.store, "--backend", "host", "--socket",
+               helper.socket, check=False)
+    assert done.returncode == 1 and "another kvgpud listens" in done.stderr
+    assert helper.stats()["daemon"] == 1
+
+
+def test_library__helper_of_another_device(helper):
+    kvg = gpu.load_kvg()
+    if helper.kind == "cuda":
+        pytest.skip("once is enough")
+    fails(errno.EXDEV, kvg.Context, str(helper.socket), 1, "host")
+
+
+# ---- Python ----
+
+
+def test_python__dlpack(helper):
+    numpy = pytest.importorskip("numpy")
+    if helper.kind == "cuda":
+        pytest.skip("numpy reads memory of the CPU")
+    kvg = gpu.load_kvg()
+    path = store(helper, "f", data := blob(1, 4 * MIB))
+    with kvg.Context(str(helper.socket), backend="host") as ctx, open(path, "rb") as f:
+        with ctx.map(f) as buffer:
+            whole = numpy.from_dlpack(buffer)
+            part = numpy.from_dlpack(buffer.tensor((2, 3, 5), "float32", 64))
+            with pytest.raises(ValueError):
+                buffer.tensor((4 * MIB,), "uint16")
+            unused = buffer.__dlpack__()
+            del unused
+        assert bytes(whole) == data and part.shape == (2, 3, 5)
+        assert part.tobytes() == data[64:64 + 120]
+        assert helper.stats()["maps"] == 1, "it lives as long as what was made from it"
+        del whole, part
+        assert eventually(lambda: helper.stats()["maps"] == 0)
+
+
+def test_python__torch(helper):
+    torch = pytest.importorskip("torch")
+    if helper.kind == "cuda":
+        pytest.skip("torch without a GPU reads memory of the CPU")
+    kvg = gpu.load_kvg()
+    path = store(helper, "f", data := blob(1, 4 * MIB))
+    with kvg.Context(str(helper.socket), backend="host") as ctx, open(path, "rb") as f:
+        with ctx.map(f) as buffer:
+            tensor = torch.from_dlpack(buffer.tensor((2 * MIB,), "int16"))
+            assert tensor.numpy().tobytes() == data
+            del tensor
+
+
+def memory(data):
+    return ctypes.create_string_buffer(data, len(data))
+
+
+def test_scatter__into_an_engines_blocks(helper):
+    """Segments in any order, some of them neighbours."""
+    kvg = gpu.load_kvg()
+    if helper.kind == "cuda":
+        pytest.skip("the unit tests have it on the fake driver")
+    path = store(helper, "f", data := blob(1, 4 * MIB))
+    pool = memory(bytes(MIB))
+    base = ctypes.addressof(pool)
+    segments = [(i * 4096, 4096, base + (i * 7 % 64) * 4096) for i in range(64)]
+    random.Random(1).shuffle(segments)
+    with kvg.Context(str(helper.socket), backend="host") as ctx, open(path, "rb") as f:
+        with ctx.map(f) as buffer:
+            buffer.scatter(segments)
+            with pytest.raises(OSError):
+                buffer.scatter([(4 * MIB - 1, 2, base)])
+    for i in range(64):
+        at = (i * 7 % 64) * 4096
+        assert pool.raw[at:at + 4096] == data[i * 4096:(i + 1) * 4096]
