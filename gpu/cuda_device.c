@@ -153,9 +153,9 @@ static void describe_mode(struct kvg_cuda *cuda)
 	if (cu->device_parent_uuid(&parent, cuda->device) == KVG_CU_SUCCESS &&
 		memcmp(parent.bytes, cuda->info.uuid, KVG_UUID_SIZE) != 0)
 		format_uuid(", MIG of GPU-", (const uint8_t *)parent.bytes, text);
-	(void)snprintf(cuda->info.mode, sizeof(cuda->info.mode), "CUDA %d.%d, copies %s%s",
-		cu->version / 1000, cu->version % 1000 / 10,
-		cu->copy_batch ? "in batches" : "one by one", text);
+	(void)snprintf(cuda->info.mode, sizeof(cuda->info.mode), "%s: CUDA %d.%d, %s copies%s",
+		cuda->base.ops->name, cu->version / 1000, cu->version % 1000 / 10,
+		cu->copy_batch ? "batched" : "single", text);
 }
 
 static int describe(struct kvg_cuda *cuda, char *ret_error, size_t error_size)

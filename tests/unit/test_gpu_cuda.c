@@ -24,7 +24,7 @@ static void test_gpu_cuda__info(void **state)
 
 	ops->info(backend, &info);
 	assert_string_equal(info.name, "Modelled H200");
-	assert_string_equal(info.mode, "CUDA 12.8, copies in batches");
+	assert_string_equal(info.mode, "cuda: CUDA 12.8, batched copies");
 	assert_int_equal(info.granularity, GRANULE);
 	assert_int_equal(info.total, UINT64_C(8) << 30);
 	assert_int_equal(info.numa_node, -1);
@@ -45,7 +45,7 @@ static void test_gpu_cuda__mig(void **state)
 	unit_gpu_set("FAKECU_MIG", "1");
 	backend = unit_gpu_open(ops, "MIG-fafbfcfd-feff-0001-0203-040506070100");
 	ops->info(backend, &info);
-	assert_string_equal(info.mode, "CUDA 12.8, copies in batches, MIG of " UUID_0);
+	assert_string_equal(info.mode, "cuda: CUDA 12.8, batched copies, MIG of " UUID_0);
 	kvg_backend_close(backend);
 }
 

@@ -83,7 +83,7 @@ static void test_gpu_cufile__info(void **state)
 	struct kvg_device_info info;
 
 	ops->info(backend, &info);
-	assert_string_equal(info.mode, "CUDA 12.8, copies in batches, cuFile 1.14");
+	assert_string_equal(info.mode, "cufile: CUDA 12.8, batched copies, cuFile 1.14");
 	assert_true(info.direct);
 	kvg_backend_close(backend);
 	unit_gpu_assert_nothing_lives();
