@@ -30,8 +30,12 @@ static struct cufile *of(struct kvg_backend *backend)
 	return (struct cufile *)backend;
 }
 
+/* cuFile's own code of this thread's last failed call. */
+static _Thread_local unsigned last_failed;
+
 static int check(struct cufile *cufile, struct kvg_cufile_error error)
 {
+	last_failed = error.code;
 	switch (error.code) {
 	case KVG_CUFILE_SUCCESS:
 		return 0;
@@ -314,7 +318,7 @@ static int probe_read(struct probe *probe, int fd, uint64_t offset, const char *
 		r = kvg_cuda_stream_sync(backend, NULL);
 	if (r < 0)
 		return r;
-	*ret_step = "cuFileRead gave other bytes than the CPU reads: do not use it here";
+	*ret_step = "cuFileRead gives other bytes than the CPU, it cannot be used here";
 	return memcmp(probe->expected, probe->found, PROBE_SIZE) == 0 ? 0 : -EBADMSG;
 }
 
@@ -323,15 +327,22 @@ static int cufile_direct_probe(
 {
 	struct probe probe = {.backend = backend};
 	const char *step;
-	int r = probe_prepare(&probe, fd, &step);
+	unsigned code;
+	int r;
 
+	last_failed = KVG_CUFILE_SUCCESS;
+	r = probe_prepare(&probe, fd, &step);
 	if (r == 0)
 		r = probe_read(&probe, fd, offset, &step);
+	code = last_failed;
 	probe_done(&probe);
 	if (r == 0)
 		return 0;
-	(void)snprintf(ret_reason, reason_size, "%s: %s", step,
-		r == -EOPNOTSUPP ? kvg_cufile_text(KVG_CUFILE_IO_NOT_SUPPORTED) : strerror(-r));
+	if (code > KVG_CUFILE_BASE)
+		(void)snprintf(ret_reason, reason_size, "%s: error %u, %s", step, code,
+			kvg_cufile_text(code));
+	else
+		(void)snprintf(ret_reason, reason_size, "%s: %s", step, strerror(-r));
 	return kvg_cuda_is_dead(backend) ? -EIO : -EOPNOTSUPP;
 }
 

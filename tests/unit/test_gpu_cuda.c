@@ -305,6 +305,7 @@ static void test_gpu_cuda__orphans_are_seen(void **state)
 {
 	char directory[] = "/dev/shm/kvfs-unit-XXXXXX";
 	struct kvg_backend *backend;
+	struct kvg_segment *segment;
 	uint64_t before, now;
 	struct unit_child child;
 	int fd = -1;
@@ -320,7 +321,12 @@ static void test_gpu_cuda__orphans_are_seen(void **state)
 	unit_child_kill(&child);
 	assert_int_equal(ops->free_bytes(backend, &now), 0);
 	assert_int_equal(before - now, GRANULE);
+	/* An import is as good a hold as the descriptor. */
+	assert_int_equal(ops->segment_import(backend, fd, GRANULE, &segment), 0);
 	(void)close(fd);
+	assert_int_equal(ops->free_bytes(backend, &now), 0);
+	assert_int_equal(before - now, GRANULE);
+	ops->segment_free(backend, segment);
 	assert_int_equal(ops->free_bytes(backend, &now), 0);
 	assert_int_equal(now, before);
 	kvg_backend_close(backend);

@@ -169,8 +169,8 @@ static void test_gpu_cufile__probe_of_bad_files(void **state)
 		unit_path(&f->directory, "short"), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
 
 	assert_true(memory >= 0 && buffered >= 0 && short_file >= 0);
-	check_probe(f, memory, -EOPNOTSUPP, "cuFileHandleRegister: ");
-	check_probe(f, buffered, -EOPNOTSUPP, "cuFileHandleRegister: ");
+	check_probe(f, memory, -EOPNOTSUPP, "cuFileHandleRegister: error 5030, cuFile cannot");
+	check_probe(f, buffered, -EOPNOTSUPP, "cuFileHandleRegister: error 5020, the file");
 	check_probe(f, short_file, -EOPNOTSUPP, "a read by the CPU: ");
 	check_probe(f, -1, -EOPNOTSUPP, "cuFileHandleRegister: ");
 	(void)close(memory);
@@ -187,14 +187,15 @@ static void test_gpu_cufile__probe_of_bad_reads(void **state)
 		unsigned code;
 		const char *wanted;
 	} cases[] = {
-		{"cuFileRead", 2, "other bytes than the CPU reads"},
+		{"cuFileRead", 2, "cuFileRead gives other bytes than the CPU"},
 		{"cuFileRead", 1, "cuFileRead: "},
 		{"cuFileRead", EIO, "cuFileRead: Input/output error"},
-		{"cuFileRead", 5008, "cuFileRead: this file, its filesystem or its drive"},
-		{"cuFileHandleRegister", 5030, "cuFileHandleRegister: "},
-		{"cuFileBufRegister", 5016, "cuFileBufRegister: No space"},
+		{"cuFileRead", 5008,
+			"cuFileRead: error 5008, this file, its filesystem or its drive"},
+		{"cuFileHandleRegister", 5030, "cuFileHandleRegister: error 5030, "},
+		{"cuFileBufRegister", 5016, "cuFileBufRegister: error 5016, no more device memory"},
 		{"cuMemCreate", 2, "device memory: Cannot allocate memory"},
-		{"cuMemMap", 999, "device memory: "},
+		{"cuMemMap", 999, "device memory: Input/output error"},
 		{"cuMemsetD8Async", 999, "filling device memory: "},
 		{"cuMemcpyDtoHAsync", 999, "reading device memory: "},
 	};

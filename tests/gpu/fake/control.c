@@ -355,13 +355,13 @@ FAKE_API bool fakecu_is_mapped(uint64_t address, uint64_t size, bool *ret_rdma)
 
 /* ---- The report ---- */
 
-static void print(FILE *file, const struct fakecu_live *l)
+static void print(FILE *file, const struct fakecu_live *l, bool leaks)
 {
 	(void)fprintf(file,
-		"fakecu: process=%d handles=%u allocations=%u reservations=%u mappings=%u "
+		"fakecu: process=%d %s handles=%u allocations=%u reservations=%u mappings=%u "
 		"registrations=%u streams=%u events=%u contexts=%u\n",
-		(int)getpid(), l->handles, l->allocations, l->reservations, l->mappings,
-		l->registrations, l->streams, l->events, l->contexts);
+		(int)getpid(), leaks ? "leaks" : "clean", l->handles, l->allocations,
+		l->reservations, l->mappings, l->registrations, l->streams, l->events, l->contexts);
 }
 
 static void print_traffic(FILE *file)
@@ -383,16 +383,18 @@ __attribute__((destructor)) static void report(void)
 	const char *path = getenv("FAKECU_REPORT");
 	struct fakecu_live none = {0}, l;
 	FILE *file;
+	bool leaks;
 
 	if (!fake.initialised || fake.process != getpid())
 		return;
 	fakecu_live(&l);
+	leaks = memcmp(&none, &l, sizeof(l)) != 0;
 	file = path ? fopen(path, "ae") : NULL;
 	if (file) {
-		print(file, &l);
+		print(file, &l, leaks);
 		print_traffic(file);
 		(void)fclose(file);
-	} else if (memcmp(&none, &l, sizeof(l)) != 0) {
-		print(stderr, &l);
+	} else if (leaks) {
+		print(stderr, &l, leaks);
 	}
 }

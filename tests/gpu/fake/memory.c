@@ -105,21 +105,19 @@ static uint64_t used_bytes(int device)
 static int open_memory(int device)
 {
 	static unsigned serial;
-	char path[320], link[64];
+	char fresh[320], path[320];
 	int fd;
 
 	if (fake.config.directory[0] == '\0') {
 		(void)snprintf(path, sizeof(path), "fakecu-gpu%d", device);
 		return memfd_create(path, MFD_CLOEXEC);
 	}
-	fd = open(fake.config.directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return -1;
+	(void)snprintf(
+		fresh, sizeof(fresh), "%s/new-%d-%u", fake.config.directory, (int)getpid(), serial);
 	(void)snprintf(path, sizeof(path), "%s/fakecu-gpu%d-%d-%u", fake.config.directory, device,
 		(int)getpid(), serial++);
-	(void)snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-	if (flock(fd, LOCK_EX | LOCK_NB) < 0 ||
-		linkat(AT_FDCWD, link, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0) {
+	fd = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd >= 0 && (flock(fd, LOCK_EX | LOCK_NB) < 0 || rename(fresh, path) < 0)) {
 		(void)close(fd);
 		return -1;
 	}
