@@ -130,7 +130,8 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 	};
 	int id;
 
-	while ((id = getopt_long(argc, argv, "hV", long_options, NULL)) != -1) {
+	opterr = 0;
+	while ((id = getopt_long(argc, argv, ":hV", long_options, NULL)) != -1) {
 		if (id == 'h' || id == 'V') {
 			if (id == 'h')
 				(void)fputs(help_text, stdout);
@@ -140,8 +141,10 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 		}
 		if (id == OPTION_NO_HINTS)
 			options->hints = false;
-		else if (id == '?')
-			return fail("see `kvgpud --help`");
+		else if (id == '?' || id == ':')
+			return fail(id == ':' ? "%.64s needs a value; see `kvgpud --help`"
+					      : "unknown option '%.64s'; see `kvgpud --help`",
+				argv[optind - 1]);
 		else if (parse_value(id, optarg, options) < 0)
 			return fail("bad value '%.64s'; see `kvgpud --help`", optarg);
 	}

@@ -122,6 +122,11 @@ class Engine(Agent):
             self.connect(str(helper.socket), helper.kind, helper.engine_environment())
 
 
+def _die_with_parent():
+    """No helper outlives the tests, however they end."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 class Helper:
     """A kvgpud for one mount."""
 
@@ -137,19 +142,14 @@ class Helper:
         self.log_path = self.folder / "log"
         self.report = self.folder / "report"
         self.control = self.folder / "control"
-        self.shared = None
         self.environment = environment
         self.process = None
-        if kind == "cuda":
-            self.shared = kv.sandbox.folder("fakecu")
-            self.shared.chmod(0o777)
         self.start()
 
     def _variables(self):
         if self.kind != "cuda":
             return {}
-        return {"FAKECU_DIR": str(self.shared), "FAKECU_CPU": "1",
-                "FAKECU_CONTROL": str(self.control)}
+        return {"FAKECU_CPU": "1", "FAKECU_CONTROL": str(self.control)}
 
     def engine_environment(self):
         """For engines: the faults are the helper's."""
@@ -166,7 +166,8 @@ class Helper:
             self.process = subprocess.Popen(
                 [build_folder() / "gpu" / "kvgpud", self.kv.store, "--socket", self.socket,
                  "--backend", self.kind, "--hbm", "256M", *self.arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/")
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/",
+                preexec_fn=_die_with_parent)
         eventually(lambda: self.socket.exists() and "ready" in self.log() or
                    self.process.poll() is not None, timeout=30, what="a helper that listens")
         assert self.process.poll() is None, self.log()
