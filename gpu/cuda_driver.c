@@ -121,12 +121,14 @@ int kvg_cuda_load(const struct kvg_cuda_driver **ret_driver, char *ret_reason, s
 		if (!library)
 			return -ENODEV;
 		r = find_symbols(library, &driver, ret_reason, reason_size);
-		if (r == 0)
-			r = start(&driver, ret_reason, reason_size);
 		if (r < 0) {
 			(void)dlclose(library);
 			return r;
 		}
+		/* Once it was called it stays loaded, whatever came of that. */
+		r = start(&driver, ret_reason, reason_size);
+		if (r < 0)
+			return r;
 		/* Only the stand-in of the tests has it. */
 		driver.modelled = dlsym(library, "kvg_modelled_driver") != NULL;
 		loaded = driver;

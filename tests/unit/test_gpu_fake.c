@@ -358,6 +358,31 @@ static void test_gpu_fake__manual_clock(void **state)
 	(void)munmap(memory, 8 * MIB);
 }
 
+/* With the machine's clock a copy takes as long as the link says, and waiting is waiting. */
+static void test_gpu_fake__real_clock(void **state)
+{
+	uint64_t size = 8 * MIB, before;
+	kvg_cu_stream stream;
+	kvg_cu_event event;
+	kvg_cu_ptr at;
+	char *memory;
+
+	(void)setenv("FAKECU_BW", "1000000000", 1);
+	start_with("FAKECU_CLOCK", "real");
+	memory = host_memory(size, true);
+	at = device_memory(size);
+	assert_int_equal(cu->stream_create(&stream, KVG_CU_STREAM_NON_BLOCKING), 0);
+	assert_int_equal(cu->event_create(&event, KVG_CU_EVENT_DISABLE_TIMING), 0);
+	before = fakecu_now();
+	copy_in(at, memory, size, stream);
+	assert_int_equal(cu->event_record(event, stream), 0);
+	assert_int_equal(cu->stream_sync(stream), 0);
+	assert_true(fakecu_now() - before >= size);
+	assert_int_equal(cu->event_query(event), 0);
+	(void)unsetenv("FAKECU_BW");
+	(void)munmap(memory, size);
+}
+
 /* Unmapped while a copy is under way: the device faults, and nothing goes on after that. */
 static void test_gpu_fake__unmapped_too_soon(void **state)
 {
@@ -489,6 +514,7 @@ int main(int argc, char **argv)
 		TEST(copies_are_late),
 		TEST(copies_can_be_early),
 		TEST(manual_clock),
+		TEST(real_clock),
 		TEST(unmapped_too_soon),
 		TEST(batches),
 		TEST(control_file),
