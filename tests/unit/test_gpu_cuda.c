@@ -614,6 +614,22 @@ static void test_gpu_cuda__an_error_at_each_call(void **state)
 	check_failures(KVG_CU_UNKNOWN, -EIO);
 }
 
+/* What fails while something is freed harms nobody: the work was done. */
+static void test_gpu_cuda__an_error_while_freeing(void **state)
+{
+	static const char *const frees[] = {"cuMemRelease", "cuMemUnmap", "cuMemAddressFree",
+		"cuMemHostUnregister", "cuStreamDestroy", "cuEventDestroy", "cuCtxPopCurrent",
+		"cuDevicePrimaryCtxRelease"};
+
+	for (size_t i = 0; i < sizeof(frees) / sizeof(frees[0]); i++) {
+		fakecu_reset();
+		fakecu_fail(frees[i], 1, false, KVG_CU_UNKNOWN);
+		assert_int_equal(live_a_life(), 0);
+		assert_true(fakecu_calls(frees[i]) > 0);
+	}
+	fakecu_reset();
+}
+
 /* An error that the process cannot get over, at each call: -EIO, from then on. */
 static void test_gpu_cuda__a_fatal_error_at_each_call(void **state)
 {
@@ -760,6 +776,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test_setup(test_gpu_cuda__registration, unit_gpu_setup),
 		cmocka_unit_test_setup(test_gpu_cuda__out_of_memory_at_each_call, unit_gpu_setup),
 		cmocka_unit_test_setup(test_gpu_cuda__an_error_at_each_call, unit_gpu_setup),
+		cmocka_unit_test_setup(test_gpu_cuda__an_error_while_freeing, unit_gpu_setup),
 		cmocka_unit_test_setup(test_gpu_cuda__a_fatal_error_at_each_call, unit_gpu_setup),
 		cmocka_unit_test_setup(test_gpu_cuda__errors, unit_gpu_setup),
 		cmocka_unit_test_setup(test_gpu_cuda__the_choice_says_why, unit_gpu_setup),

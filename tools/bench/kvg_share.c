@@ -76,9 +76,10 @@ static int start_child(const struct kvgbench *bench, const char *role, struct ch
 
 static void end_child(struct child *child, bool kill_it)
 {
-	(void)close(child->socket);
+	/* First, or it would end in good order. */
 	if (kill_it)
 		(void)kill(child->pid, SIGKILL);
+	(void)close(child->socket);
 	(void)waitpid(child->pid, NULL, 0);
 }
 
@@ -225,16 +226,17 @@ static int run_reader(struct kvgbench *bench, bool stores)
 
 static int run_exporter(struct kvgbench *bench, bool makes_memory)
 {
-	struct kvgbench_memory memory;
+	struct kvgbench_memory memory = {0};
 	struct message message = {.verdict = 'y'};
-	int fd = -1;
+	_cleanup_fd_ int fd = -1;
+	int r = makes_memory ? make_shared(bench, &memory, &fd) : 0;
 
-	if (makes_memory && make_shared(bench, &memory, &fd) < 0)
-		return 1;
-	if (send_message(CHILD_SOCKET, &message, fd) < 0)
-		return 1;
-	(void)receive_message(CHILD_SOCKET, &message, NULL);
-	return 0;
+	if (r == 0)
+		r = send_message(CHILD_SOCKET, &message, fd);
+	if (r == 0)
+		(void)receive_message(CHILD_SOCKET, &message, NULL);
+	kvgbench_memory_put(bench, &memory);
+	return r < 0;
 }
 
 int kvgbench_child(struct kvgbench *bench, const char *role)
