@@ -273,6 +273,8 @@ static int publish_to_index(
 	(void)pthread_mutex_lock(&version->lock);
 	record.mtime_ns = version->mtime_ns;
 	record.ctime_ns = version->ctime_ns;
+	record.domain = version->quota.domain;
+	record.promised = version->quota.promised;
 	(void)pthread_mutex_unlock(&version->lock);
 	for (unsigned i = 0; i < INDEX_ATTEMPTS_MAX; i++) {
 		r = kv_index_publish(core->index, version->file->ino, &record, &inode, ret_freed);
@@ -284,6 +286,7 @@ static int publish_to_index(
 		return r;
 	KV_LOCKED(&version->lock);
 	version->blocks = inode.blocks;
+	version->quota.promised = 0;
 	version->sequence = kv_index_sequence(core->index);
 	return 0;
 }

@@ -331,7 +331,7 @@ struct kv_core {
 		pthread_cond_t cond;
 		bool stop;
 	} dram_evictor;
-	struct {
+	struct kv_evictor {
 		pthread_mutex_t lock;
 		pthread_cond_t wanted;
 		pthread_cond_t done;
@@ -339,6 +339,7 @@ struct kv_core {
 		uint64_t begun;             /* rounds */
 		uint64_t ended;             /* rounds */
 		_Atomic int64_t evicted_ms; /* last eviction */
+		uint64_t held;   /* freed blocks that readers keep; the evictor's thread's own */
 		uint64_t barren; /* number of the last round that found nothing to evict */
 		bool kicked;
 		bool stop;

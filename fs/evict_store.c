@@ -28,8 +28,11 @@
  */
 #define QUIET_MAX 10u
 #define QUIET_SLICE_MS 20u
-/* What was evicted may be pinned by nodes until the kernel has forgotten them: so long space may
- * follow. */
+/*
+ * What was freed is not free before its commit is durable, and the kernel has forgotten the nodes
+ * that pin it: that long it is waited for, rather than more being evicted. What has not come by
+ * then is held by somebody who reads it.
+ */
 #define PINNED_MS 3000
 /* Below 1/20 of the store, or this much, is low; eviction goes on to twice that. */
 #define LOW_SHARE 20u
@@ -41,15 +44,23 @@ static uint64_t low_watermark(uint64_t total)
 	return kv_max_u64(total / LOW_SHARE, kv_min_u64(LOW_MIN_BLOCKS, total / LOW_MIN_SHARE));
 }
 
-/* Blocks that could be promised now. */
-static uint64_t free_blocks(struct kv_core *core, uint64_t *ret_total)
+struct room {
+	uint64_t total; /* blocks, all of these */
+	uint64_t free;  /* could be promised now */
+	uint64_t freed; /* not free yet */
+};
+
+static struct room room_of(struct kv_core *core)
 {
 	struct kv_space_usage usage;
 
 	kv_space_usage(core->space, &usage);
 	uint64_t taken = usage.used + usage.busy + usage.reserved;
-	*ret_total = usage.total;
-	return usage.total > taken ? usage.total - taken : 0;
+	return (struct room){
+		.total = usage.total,
+		.free = usage.total > taken ? usage.total - taken : 0,
+		.freed = usage.freed,
+	};
 }
 
 /* ---- Names ---- */
@@ -341,15 +352,24 @@ static bool has_freed(struct kv_core *core, const struct kv_eviction *eviction)
 
 /* ---- Rounds ---- */
 
+/* Of what was freed, the blocks that will be free in a moment. The evictor's thread only. */
+static uint64_t coming_blocks(struct kv_core *core)
+{
+	struct kv_evictor *evictor = &core->evictor;
+	uint64_t freed = room_of(core).freed;
+
+	evictor->held = kv_monotonic_ms() - atomic_load(&evictor->evicted_ms) < PINNED_MS
+				? kv_min_u64(evictor->held, freed)
+				: freed;
+	return freed - evictor->held;
+}
+
 /* Space of files evicted just now that is not free yet. */
 static bool has_pinned(struct kv_core *core)
 {
-	struct kv_space_usage usage;
-
-	kv_space_usage(core->space, &usage);
 	int64_t evicted_ms = atomic_load(&core->evictor.evicted_ms);
 
-	return usage.busy > 0 && evicted_ms != 0 && kv_monotonic_ms() - evicted_ms < PINNED_MS;
+	return room_of(core).freed > 0 && kv_monotonic_ms() - evicted_ms < PINNED_MS;
 }
 
 /* True if space may still come from what is under way: orphans, commits, versions that become
@@ -393,6 +413,23 @@ static bool may_go_on(struct kv_core *core, const struct kv_eviction *eviction, 
 	return (*quiet)++ < QUIET_MAX;
 }
 
+/* Evicts until WANTED blocks are free, or will be in a moment. True if something went. */
+static bool evict_until(struct kv_core *core, uint64_t wanted, struct kv_eviction *ret_eviction)
+{
+	uint64_t have = room_of(core).free + coming_blocks(core);
+
+	*ret_eviction = (struct kv_eviction){
+		.domain = KV_DOMAIN_ANY,
+		.enough = has_freed,
+		.wanted = wanted > have ? wanted - have : 0,
+	};
+	if (have < wanted)
+		kv_evict_files(core, ret_eviction);
+	/* Freed blocks may be used again when the freeing is durable. */
+	(void)kv_index_wait(core->index, kv_index_sequence(core->index));
+	return ret_eviction->evicted > 0;
+}
+
 /* Makes room for NEED blocks, and up to the watermark. False if there was nothing to gain. */
 static bool run_round(struct kv_core *core, uint64_t need)
 {
@@ -400,22 +437,22 @@ static bool run_round(struct kv_core *core, uint64_t need)
 	unsigned quiet = 0;
 	bool gained = false;
 
+	/* What others freed just now may be enough. */
+	(void)kv_index_wait(core->index, kv_index_sequence(core->index));
 	while (!atomic_load(&core->stopping)) {
-		uint64_t total, before = free_blocks(core, &total);
-		uint64_t low = low_watermark(total);
-		uint64_t wanted = kv_max_u64(need, before < low || need ? 2 * low : 0);
-		wanted = kv_min_u64(wanted, total);
-		if (before >= wanted)
+		struct kv_eviction eviction;
+		struct room before = room_of(core);
+		uint64_t low = low_watermark(before.total);
+		uint64_t wanted = kv_max_u64(need, before.free < low || need ? 2 * low : 0);
+
+		wanted = kv_min_u64(wanted, before.total);
+		if (before.free >= wanted)
 			return true;
-		struct kv_eviction eviction = {
-			.domain = KV_DOMAIN_ANY, .enough = has_freed, .wanted = wanted - before};
-		kv_evict_files(core, &eviction);
-		/* Freed blocks may be used again when the freeing is durable. */
-		(void)kv_index_wait(core->index, kv_index_sequence(core->index));
-		gained = gained || eviction.evicted > 0 || free_blocks(core, &total) > before;
-		if (eviction.evicted > 0)
+		bool any = evict_until(core, wanted, &eviction);
+		gained = gained || any || room_of(core).free > before.free;
+		if (any)
 			continue;
-		if (free_blocks(core, &total) >= need)
+		if (room_of(core).free >= need)
 			return true;
 		if (kv_monotonic_ms() > until || !may_go_on(core, &eviction, &quiet))
 			break;
@@ -469,9 +506,9 @@ static bool ask_for_round(struct kv_core *core, uint64_t blocks)
 
 void kv_store_evict_kick(struct kv_core *core)
 {
-	uint64_t total, left = free_blocks(core, &total);
+	struct room room = room_of(core);
 
-	if (left >= low_watermark(total))
+	if (room.free >= low_watermark(room.total))
 		return;
 	KV_LOCKED(&core->evictor.lock);
 	core->evictor.kicked = true;

@@ -33,6 +33,7 @@ static void domain_load(
 	atomic_store(&domain->ino, record->ino);
 	atomic_store(&domain->limit, number == 0 ? UINT64_MAX : record->limit);
 	atomic_store(&domain->used, record->used);
+	atomic_store(&domain->taken, record->used);
 	atomic_store(&domain->pinned, record->pinned);
 	atomic_store(&domain->inodes, record->inodes);
 	atomic_fetch_add(&index->pinned, record->pinned);
@@ -222,6 +223,7 @@ static void apply(struct kv_index *index, const struct kv_domain_change *change)
 	struct kv_domain *domain = &index->domains[change->domain];
 
 	add(&domain->used, change->used);
+	add(&domain->taken, change->used - change->redeemed);
 	add(&domain->pinned, change->pinned);
 	add(&index->pinned, change->pinned);
 	add(&domain->inodes, change->inodes);
@@ -349,10 +351,11 @@ int kv_index_domain(struct kv_index *index, uint32_t number, struct kv_domain_in
 		.ino = atomic_load_explicit(&domain->ino, memory_order_relaxed),
 		.limit = atomic_load_explicit(&domain->limit, memory_order_relaxed),
 		.used = atomic_load_explicit(&domain->used, memory_order_relaxed),
-		.promised = atomic_load_explicit(&domain->promised, memory_order_relaxed),
 		.pinned = atomic_load_explicit(&domain->pinned, memory_order_relaxed),
 		.inodes = atomic_load_explicit(&domain->inodes, memory_order_relaxed),
 	};
+	uint64_t taken = atomic_load_explicit(&domain->taken, memory_order_relaxed);
+	ret_info->promised = taken > ret_info->used ? taken - ret_info->used : 0;
 	ret_info->pin_limit =
 		ret_info->limit == UINT64_MAX ? UINT64_MAX : ret_info->limit / 8 * KV_PIN_SHARE;
 	return 0;

@@ -266,6 +266,10 @@ struct kv_content {
 	bool replace;        /* chunks not listed go; else they stay, those behind SIZE excepted */
 	const struct kv_chunk *chunks; /* ascending by number */
 	size_t chunk_count;
+	/* What was promised for it (kv_index_charge), in blocks of DOMAIN; ends with its publish.
+	 */
+	uint32_t domain;
+	uint64_t promised;
 };
 
 /* Space that an operation freed in the index. Hand it to kv_space_release exactly once. */

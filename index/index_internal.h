@@ -43,7 +43,8 @@ struct kv_domain {
 	_Atomic uint64_t limit; /* blocks; UINT64_MAX: none */
 	_Atomic uint64_t used;
 	_Atomic uint64_t pinned;
-	_Atomic uint64_t promised;
+	/* Used and promised together: a publish turns one into the other, and nobody sees both. */
+	_Atomic uint64_t taken;
 	_Atomic uint64_t inodes; /* held ones not counted */
 	uint64_t held;           /* inodes that are; under the lock */
 	bool dirty;              /* differs from its record; under the lock */
@@ -176,6 +177,7 @@ struct kv_domain_change {
 	uint64_t ino;
 	uint64_t limit;
 	int64_t used;
+	int64_t redeemed; /* promises that end with it */
 	int64_t pinned;
 	int64_t inodes;
 	int64_t held;

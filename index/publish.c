@@ -373,6 +373,19 @@ static void publish_attributes(struct publish *publish)
 	inode->flags &= ~KV_INODE_READ;
 }
 
+static int redeem_promise(struct kv_op *op, const struct kv_content *content)
+{
+	struct kv_domain_change *change;
+
+	if (content->promised == 0)
+		return 0;
+	change = kv_op_domain(op, content->domain);
+	if (!change)
+		return -ENOMEM;
+	change->redeemed += (int64_t)content->promised;
+	return 0;
+}
+
 static int publish_inode(struct publish *publish, uint64_t ino)
 {
 	struct kv_op *op = publish->op;
@@ -393,6 +406,8 @@ static int publish_inode(struct publish *publish, uint64_t ino)
 		r = kv_op_drop_extents(op, &publish->drops);
 	if (r == 0 && kv_index_node_is_held(node))
 		r = unhold(op, node);
+	if (r == 0)
+		r = redeem_promise(op, publish->content);
 	if (r < 0)
 		return r;
 	publish_attributes(publish);

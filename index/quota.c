@@ -31,7 +31,7 @@ static int free_number(const struct kv_index *index, uint32_t *ret_number)
 {
 	for (uint32_t i = 1; i < KV_DOMAINS_MAX; i++) {
 		if (atomic_load(&index->domains[i].state) == KV_DOMAIN_NONE &&
-			atomic_load(&index->domains[i].promised) == 0) {
+			atomic_load(&index->domains[i].taken) == 0) {
 			*ret_number = i;
 			return 0;
 		}
@@ -304,19 +304,17 @@ int kv_index_charge(struct kv_index *index, uint32_t domain, uint64_t growth, ui
 {
 	struct kv_domain *to = &index->domains[domain];
 	uint64_t limit = atomic_load_explicit(&to->limit, memory_order_relaxed);
-	uint64_t promised;
+	uint64_t before = atomic_load_explicit(&to->taken, memory_order_relaxed);
 
 	assert(domain < KV_DOMAINS_MAX);
-	promised = atomic_fetch_add_explicit(&to->promised, growth - shrink, memory_order_relaxed);
-	assert(promised + growth >= shrink);
-	if (growth <= shrink)
-		return 0;
-	promised += growth - shrink;
-	if (promised <= limit &&
-		atomic_load_explicit(&to->used, memory_order_relaxed) <= limit - promised)
-		return 0;
-	(void)atomic_fetch_sub_explicit(&to->promised, growth - shrink, memory_order_relaxed);
-	return -EDQUOT;
+	/* Not added and taken back: others would be refused for what is refused itself. */
+	do {
+		assert(before + growth >= shrink);
+		if (growth > shrink && before + growth - shrink > limit)
+			return -EDQUOT;
+	} while (!atomic_compare_exchange_weak_explicit(&to->taken, &before,
+		before + growth - shrink, memory_order_relaxed, memory_order_relaxed));
+	return 0;
 }
 
 /* ---- Pins ---- */

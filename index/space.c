@@ -414,6 +414,7 @@ void kv_space_usage(struct kv_space *space, struct kv_space_usage *ret_usage)
 		.total = space->total,
 		.used = space->used,
 		.busy = space->busy,
+		.freed = space->freed,
 		.reserved = space->reserved,
 	};
 }
@@ -491,8 +492,10 @@ bool kv_space_unadopt(struct kv_space *space, const struct kv_extent *extent)
 static void free_extents(struct kv_space *space, struct kv_freed *freed)
 {
 	for (size_t i = 0; i < freed->count; i++)
-		if (!kv_space_unadopt(space, &freed->extents[i]))
+		if (!kv_space_unadopt(space, &freed->extents[i])) {
 			kv_space_move(space, &freed->extents[i], KV_BLOCK_BUSY, KV_BLOCK_FREE);
+			space->freed -= freed->extents[i].count;
+		}
 	free(freed->extents);
 	*freed = (struct kv_freed){0};
 }

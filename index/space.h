@@ -23,6 +23,7 @@ struct kv_space_usage {
 	uint64_t total;    /* blocks: the devices, or the quota if smaller */
 	uint64_t used;     /* held by committed or pending content */
 	uint64_t busy;     /* being written, or freed and not yet reusable */
+	uint64_t freed;    /* the latter of these */
 	uint64_t reserved; /* promised to accepted writes */
 };
 void kv_space_usage(struct kv_space *space, struct kv_space_usage *ret_usage);

@@ -59,6 +59,7 @@ struct kv_space {
 	uint64_t total;
 	uint64_t used;
 	uint64_t busy;
+	uint64_t freed; /* of the busy ones: those that an operation freed */
 	uint64_t reserved;
 	uint64_t durable; /* sequence */
 	uint32_t device_count;

@@ -127,6 +127,7 @@ int kv_space_op_share(struct kv_op *op, const struct kv_extent *extent)
 	if (r < 0)
 		return r;
 	kv_space_move(space, extent, KV_BLOCK_BUSY, KV_BLOCK_USED);
+	space->freed -= extent->count;
 	op_note(op, extent, CHANGE_ADOPT);
 	return 0;
 }
@@ -150,6 +151,7 @@ int kv_space_op_drop(struct kv_op *op, const struct kv_extent *extent)
 	if (r < 0)
 		return r;
 	kv_space_move(space, extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
+	space->freed += extent->count;
 	op_note(op, extent, CHANGE_DROP);
 	return 1;
 }
@@ -178,12 +180,14 @@ static void op_undo(struct kv_space *space, const struct kv_space_change *change
 	switch (change->kind) {
 	case CHANGE_ADOPT:
 		(void)kv_space_unadopt(space, &change->extent);
+		space->freed += change->extent.count;
 		/* fall through */
 	case CHANGE_USE:
 		kv_space_move(space, &change->extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
 		break;
 	case CHANGE_DROP:
 		kv_space_move(space, &change->extent, KV_BLOCK_BUSY, KV_BLOCK_USED);
+		space->freed -= change->extent.count;
 		break;
 	}
 }

@@ -316,6 +316,14 @@ class Kvfs:
         finally:
             os.close(fd)
 
+    def settle_eviction(self):
+        """Waits until eviction, which works ahead, has come to rest after the last write."""
+        self.settle()
+        before = -1
+        while (now := self.counter("evicted_store")) != before:
+            before = now
+            time.sleep(1)
+
     def counter(self, name):
         return self.status()["counters"][name]
 

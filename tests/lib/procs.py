@@ -178,6 +178,9 @@ class _Files:
     def ftruncate(self, fd, size):
         os.ftruncate(fd, size)
 
+    def allocate(self, fd, length):
+        os.posix_fallocate(fd, 0, length)
+
     def size(self, fd):
         return os.fstat(fd).st_size
 

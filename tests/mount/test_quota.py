@@ -71,6 +71,7 @@ def test_k1_by_several_processes(small):
 
 def test_k1_a_use_keeps_a_file(small):
     fill(small.dir, 10)
+    small.settle()  # what is not durable yet is passed over
     assert get(small.dir / "f0") == blob(0, MIB)
     fill(small.dir, 8, first=10)
     left = present(small.dir)

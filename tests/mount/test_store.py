@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import time
 
 import pytest
 from data import GIB, MIB, blob, check_big, copy, get, put, sync, write_big
@@ -47,14 +46,6 @@ def stress(kv, size, bytes_in_all):
     return count
 
 
-def wait_for_eviction(kv):
-    """It works ahead, and goes on for a moment after the last write, when leases end."""
-    before = -1
-    while (now := kv.counter("evicted_store")) != before:
-        before = now
-        time.sleep(2)
-
-
 @pytest.mark.timeout(240)
 def test_k1_three_times_the_stores_size_without_an_error(fresh):
     kv = fresh(size="512M", dram="128M")
@@ -62,7 +53,7 @@ def test_k1_three_times_the_stores_size_without_an_error(fresh):
     capacity = total(kv.mnt)
     assert 400 * MIB < capacity <= 512 * MIB
     count = stress(kv, size, 3 * 512 * MIB)
-    wait_for_eviction(kv)
+    kv.settle_eviction()
     left = sorted(os.listdir(kv.mnt))
     assert left, "everything was evicted"
     assert left[-1] == f"f{count - 1:04}"
@@ -74,7 +65,7 @@ def test_k1_three_times_the_stores_size_without_an_error(fresh):
     assert kv.counter("evicted_store") >= count - len(left) > 0
     assert kv.counter("evicted_store_bytes") > 0
     kv.remount()
-    wait_for_eviction(kv)
+    kv.settle_eviction()
     assert len(os.listdir(kv.mnt)) > 0
     for name in os.listdir(kv.mnt):
         assert get(kv.mnt / name) == blob(int(name[1:]), size)
@@ -89,7 +80,7 @@ def test_k1_several_writers_fill_the_store_at_once(fresh):
             put(kv.mnt / f"{number}-{i}", blob(number * 1000 + i, 3 * MIB))
 
     parallel(write, range(4), timeout=180)
-    wait_for_eviction(kv)
+    kv.settle_eviction()
     names = os.listdir(kv.mnt)
     assert names
     for name in names:

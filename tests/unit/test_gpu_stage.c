@@ -566,8 +566,8 @@ static void test_stage__reads_through_the_mount_what_fails(void **state)
 		assert_int_equal(stage(&file), 0);
 		assert_staged(&file);
 		/* Both reads may have been of one chunk. */
-		assert_true(file.job.counts.from_file == MIB ||
-			    file.job.counts.from_file == 2 * MIB);
+		assert_true(
+			file.job.counts.from_file == MIB || file.job.counts.from_file == 2 * MIB);
 		assert_int_equal(file.job.counts.checksum_errors,
 			i == 2 ? file.job.counts.from_file / MIB : 0);
 		file_done(&file);

@@ -389,7 +389,7 @@ static void *work(void *arg)
 			.hold = i % 2};
 		struct kv_extent extents[8];
 		struct kv_chunk chunk = {0, 0, KV_CHUNK_FRESH, i, extents};
-		struct kv_content content = {8 * KV_BLOCK_SIZE, 1, i, i, i, true, &chunk, 1};
+		struct kv_content content = {8 * KV_BLOCK_SIZE, 1, i, i, i, true, &chunk, 1, 0, 0};
 		struct names names = {""};
 		struct kv_inode inode;
 		struct kv_freed freed;

@@ -196,7 +196,7 @@ static int do_publish(struct scene *scene)
 		{2, 1, KV_CHUNK_FRESH, 1, &scene->fresh},
 	};
 	const struct kv_content content = {
-		3 << KV_CHUNK_SHIFT, UINT32_MAX, 1, 1, 1, true, chunks, 2};
+		3 << KV_CHUNK_SHIFT, UINT32_MAX, 1, 1, 1, true, chunks, 2, 0, 0};
 	struct kv_inode inode;
 	struct kv_freed freed;
 	int r = kv_index_publish(scene->unit->index, scene->file, &content, &inode, &freed);
@@ -209,7 +209,7 @@ static int do_publish(struct scene *scene)
 static int do_publish_held(struct scene *scene)
 {
 	struct kv_chunk chunk = {0, 1, KV_CHUNK_FRESH, 1, &scene->fresh};
-	const struct kv_content content = {1 << KV_CHUNK_SHIFT, 1, 1, 1, 1, true, &chunk, 1};
+	const struct kv_content content = {1 << KV_CHUNK_SHIFT, 1, 1, 1, 1, true, &chunk, 1, 0, 0};
 	struct kv_inode inode;
 	struct kv_freed freed;
 	int r = kv_index_publish(scene->unit->index, scene->held, &content, &inode, &freed);

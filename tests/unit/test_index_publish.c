@@ -77,7 +77,8 @@ static void test_index_publish__attributes_and_map(void **state)
 	struct kv_inode file = unit_make(unit, KV_ROOT_INO, "file", S_IFREG | 0644);
 	const struct kv_extent extents[] = {alloc_run(unit, 256), alloc_run(unit, 7)};
 	const struct kv_chunk chunks[] = {fresh(0, &extents[0]), fresh(2, &extents[1])};
-	const struct kv_content content = {2 * MIB + 25000, 9, 11, 12, 3 * 4096, true, chunks, 2};
+	const struct kv_content content = {
+		2 * MIB + 25000, 9, 11, 12, 3 * 4096, true, chunks, 2, 0, 0};
 	struct kv_inode inode;
 	struct kv_freed freed;
 
