@@ -13,7 +13,6 @@ import sys
 from kvmount import ROOT, build_folder
 from procs import Agent, eventually
 
-KINDS = ("host", "cuda")
 MAGIC, VERSION = 0x3167766B, 1
 HELLO, MAP, READY, UNMAP, PREFETCH, STAT, EVICT, REVOKE, INVALID = range(1, 10)
 EARLY, NOSTAGE, REVOCABLE = 1, 2, 4

@@ -12,7 +12,7 @@ import gpu
 import gpulink
 import pytest
 from data import MIB, blob, get, put
-from gpu import EARLY, KINDS, NOSTAGE, REVOCABLE, Engine, Helper, Raw
+from gpu import EARLY, NOSTAGE, REVOCABLE, Engine, Helper, Raw
 from procs import NOBODY, as_nobody, eventually, in_child, run
 from syscalls import fails
 
@@ -23,22 +23,37 @@ def digest(data):
     return hashlib.sha256(data).hexdigest()
 
 
-# Where it makes a difference whether the mount passes reads through.
-BOTH_MODES = ("test_map__three_engines_share_one_copy", "test_map__a_cold_file_comes_from_the_drives",
-              "test_invalid__is_told_and_old_bytes_stay", "test_map__damaged_bytes_are_never_given")
+def on(*settings):
+    """Where a test runs, if not on both kinds of device with a mount that passes reads through."""
+    def mark(function):
+        function.settings = settings
+        return function
+    return mark
 
 
-@pytest.fixture(params=KINDS)
-def start(request, fresh):
+EVERYWHERE = on("host-passthrough", "host-daemon", "cuda-passthrough")
+HOST, FAKE = on("host-passthrough"), on("cuda-passthrough")
+
+
+def pytest_generate_tests(metafunc):
+    if "setting" in metafunc.fixturenames:
+        metafunc.parametrize("setting", getattr(metafunc.function, "settings", (
+            "host-passthrough", "cuda-passthrough")))
+
+
+@pytest.fixture
+def mode(setting):
+    return setting.split("-")[1]
+
+
+@pytest.fixture
+def start(setting, fresh):
     """start(*kvgpud's arguments, **environment): a mount with a helper, which is looked at afterwards."""
     made = []
-    if "daemon" in request.node.callspec.params.values() and (
-            request.param == "cuda" or request.node.originalname not in BOTH_MODES):
-        pytest.skip("one mode of the mount is enough")
 
     def start(*arguments, mount=None, **environment):
         kv = mount or fresh()
-        helper = Helper(kv, request.param, *arguments, **environment)
+        helper = Helper(kv, setting.split("-")[0], *arguments, **environment)
         helper.engines = []
         made.append(helper)
         return helper
@@ -84,6 +99,7 @@ def packed_ticket(fd):
 # ---- Bytes ----
 
 
+@EVERYWHERE
 def test_map__three_engines_share_one_copy(helper):
     path = store(helper, "f", data := blob(1, SIZE))
     engines = [engine_of(helper) for _ in range(3)]
@@ -103,6 +119,7 @@ def test_map__three_engines_share_one_copy(helper):
     assert helper.stats()["resident"] == 1, "it stays for the next one"
 
 
+@EVERYWHERE
 def test_map__a_cold_file_comes_from_the_drives(helper):
     """With a hole; nothing of it goes through DRAM."""
     path = helper.kv.mnt / "f"
@@ -149,12 +166,11 @@ def test_map__memory_cannot_be_written_to(helper):
     assert eventually(lambda: helper.stats()["maps"] == 1)
 
 
+@HOST
 def test_map__more_segments_than_a_packet_holds(start, fresh):
     if os.sysconf("SC_AVPHYS_PAGES") * 4096 < 3 << 30:
         pytest.skip("needs 3 GiB of free memory")
     helper = start("--segment", "2M", "--hbm", "600M")
-    if helper.kind == "cuda":
-        pytest.skip("once is enough")
     path, size = helper.kv.mnt / "f", 520 * MIB
     with open(path, "wb") as f:
         f.truncate(size)
@@ -166,10 +182,9 @@ def test_map__more_segments_than_a_packet_holds(start, fresh):
     assert engine.read(key, 510 * MIB, 4) == b"end\0" and engine.read(key, 300 * MIB, 9) == bytes(9)
 
 
+@FAKE
 def test_map__early_shows_what_is_there(start):
     helper = start()
-    if helper.kind == "host":
-        pytest.skip("only the fake driver holds copies back")
     path = store(helper, "f", data := blob(1, SIZE))
     engine = engine_of(helper)
     helper.tell("hold")
@@ -182,6 +197,7 @@ def test_map__early_shows_what_is_there(start):
     engine.wait(late, SIZE, 0)
 
 
+@EVERYWHERE
 def test_map__damaged_bytes_are_never_given(helper):
     """The daemon, asked for what does not match, takes the file away; the engine gets an error."""
     path = store(helper, "f", blob(1, SIZE))
@@ -311,6 +327,7 @@ def test_map__users_have_copies_of_their_own(start):
     assert stats["entries"] == 2 and stats["used"] == 2 * 22 * MIB
 
 
+@HOST
 def test_socket__is_for_the_same_user_without_a_group(helper):
     assert os.stat(helper.socket).st_mode & 0o777 == 0o600
     fails(errno.EACCES, as_nobody, lambda: Raw(helper).close())
@@ -380,11 +397,10 @@ def test_revoke__who_ignores_it_pays(helper):
     assert good.read(good.map(paths[4])[0], 0, 9) == blob(4, 9)
 
 
+@FAKE
 def test_room__no_device_memory_at_any_point(start):
     """Every allocation fails once: the engine gets ENOSPC, and the next try works."""
     helper = start("--segment", "4M")
-    if helper.kind == "host":
-        pytest.skip("only the fake driver runs out of memory")
     path = str(store(helper, "f", data := blob(1, SIZE)))
     engine = engine_of(helper)
     for nth in range(1, 5):
@@ -405,6 +421,7 @@ def test_room__no_device_memory_at_any_point(start):
 # ---- Changes ----
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("change", ["rewrite", "unlink", "replace", "evict", "retire"])
 def test_invalid__is_told_and_old_bytes_stay(helper, change):
     kv = helper.kv
@@ -435,11 +452,10 @@ def test_invalid__is_told_and_old_bytes_stay(helper, change):
     assert helper.stats()["invalidated"] == 1
 
 
+@FAKE
 def test_change__while_it_is_being_staged(start):
     """Who asked for the old version gets it whole; who asks now gets the new one."""
     helper = start()
-    if helper.kind == "host":
-        pytest.skip("only the fake driver holds copies back")
     path = store(helper, "f", blob(1, SIZE))
     old, new = engine_of(helper), engine_of(helper)
     helper.tell("hold")
@@ -465,10 +481,9 @@ def test_engine__killed_gives_everything_back(helper):
     assert helper.stats()["resident"] == 1
 
 
+@FAKE
 def test_engine__killed_while_it_waits(start):
     helper = start()
-    if helper.kind == "host":
-        pytest.skip("only the fake driver holds copies back")
     path = store(helper, "f", data := blob(1, SIZE))
     helper.tell("hold")
     engine = Engine(helper)
@@ -497,10 +512,9 @@ def test_helper__killed_leaves_engines_what_they_have(helper):
     assert helper.kv.status(), "the daemon did not mind"
 
 
+@FAKE
 def test_helper__killed_while_engines_wait(start):
     helper = start()
-    if helper.kind == "host":
-        pytest.skip("only the fake driver holds copies back")
     path = store(helper, "f", blob(1, SIZE))
     early, waiting = engine_of(helper), engine_of(helper)
     helper.tell("hold")
@@ -518,11 +532,10 @@ def test_helper__killed_while_engines_wait(start):
     helper.start()
 
 
+@FAKE
 def test_device__lost_ends_the_helper_and_nobody_else(start):
     """A sticky error: who waits is told, exit status 70, old mappings live on."""
     helper = start()
-    if helper.kind == "host":
-        pytest.skip("only the fake driver breaks")
     old, path = store(helper, "old", data := blob(1, SIZE)), store(helper, "f", blob(2, SIZE))
     engine = engine_of(helper)
     key = engine.map(str(old))[0]
@@ -643,6 +656,7 @@ def test_kvgpud__bad_usage(kv):
         assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
+@HOST
 def test_kvgpud__says_what_is_missing(fresh):
     kv = fresh()
     kv.umount()
@@ -652,6 +666,7 @@ def test_kvgpud__says_what_is_missing(fresh):
     assert run(gpu.build_folder() / "gpu" / "kvgpud", "--version").stdout.startswith("kvgpud ")
 
 
+@HOST
 def test_kvgpud__one_a_device(helper):
     done = run(gpu.build_folder() / "gpu" / "kvgpud", helper.kv.store, "--backend", "host", "--socket",
                helper.socket, check=False)
@@ -659,20 +674,18 @@ def test_kvgpud__one_a_device(helper):
     assert helper.stats()["daemon"] == 1
 
 
+@HOST
 def test_library__helper_of_another_device(helper):
     kvg = gpu.load_kvg()
-    if helper.kind == "cuda":
-        pytest.skip("once is enough")
     fails(errno.EXDEV, kvg.Context, str(helper.socket), 1, "host")
 
 
 # ---- Python ----
 
 
+@HOST
 def test_python__dlpack(helper):
     numpy = pytest.importorskip("numpy")
-    if helper.kind == "cuda":
-        pytest.skip("numpy reads memory of the CPU")
     kvg = gpu.load_kvg()
     path = store(helper, "f", data := blob(1, 4 * MIB))
     with kvg.Context(str(helper.socket), backend="host") as ctx, open(path, "rb") as f:
@@ -690,10 +703,9 @@ def test_python__dlpack(helper):
         assert eventually(lambda: helper.stats()["maps"] == 0)
 
 
+@HOST
 def test_python__torch(helper):
     torch = pytest.importorskip("torch")
-    if helper.kind == "cuda":
-        pytest.skip("torch without a GPU reads memory of the CPU")
     kvg = gpu.load_kvg()
     path = store(helper, "f", data := blob(1, 4 * MIB))
     with kvg.Context(str(helper.socket), backend="host") as ctx, open(path, "rb") as f:
@@ -707,11 +719,10 @@ def memory(data):
     return ctypes.create_string_buffer(data, len(data))
 
 
+@HOST
 def test_scatter__into_an_engines_blocks(helper):
     """Segments in any order, some of them neighbours."""
     kvg = gpu.load_kvg()
-    if helper.kind == "cuda":
-        pytest.skip("the unit tests have it on the fake driver")
     path = store(helper, "f", data := blob(1, 4 * MIB))
     pool = memory(bytes(MIB))
     base = ctypes.addressof(pool)
