@@ -13,7 +13,7 @@ import gpulink
 import pytest
 from data import MIB, blob, get, put
 from gpu import EARLY, NOSTAGE, REVOCABLE, Engine, Helper, Raw
-from procs import NOBODY, as_nobody, eventually, in_child, run
+from procs import NOBODY, Child, as_nobody, eventually, in_child, run
 from syscalls import fails
 
 SIZE = 21 * MIB + 12345
@@ -736,3 +736,29 @@ def test_scatter__into_an_engines_blocks(helper):
     for i in range(64):
         at = (i * 7 % 64) * 4096
         assert pool.raw[at:at + 4096] == data[i * 4096:(i + 1) * 4096]
+
+
+@HOST
+def test_push__is_published_like_any_other_file(helper):
+    """Gathered from blocks in any order; nobody sees it before it is closed, and it needs no helper."""
+    kvg = gpu.load_kvg()
+    data, path = blob(3, 3 * MIB + 5), helper.kv.mnt / "pushed"
+    blocks = [data[i:i + 100000] for i in range(0, len(data), 100000)]
+    order = list(range(len(blocks)))
+    random.Random(2).shuffle(order)
+    pool = memory(b"".join(blocks[i].ljust(100000, b"?") for i in order))
+    segments = [(i * 100000, len(blocks[i]), ctypes.addressof(pool) + place * 100000)
+                for place, i in enumerate(order)]
+    with kvg.Context(helper=False, backend="host") as ctx:
+        with open(path, "wb") as f:
+            ctx.push(f, segments)
+            reader = Child(get, path)
+        assert reader.result() == data, "who opens it early waits for the publish"
+        assert get(path) == data
+        assert helper.kv.kvfs("gpu", "warm", path, "--socket", helper.socket).returncode == 0
+        back = memory(bytes(len(data)))
+        with open(path, "rb") as f:
+            ctx.pull(f, [(0, len(data), ctypes.addressof(back))])
+        assert back.raw == data
+    engine = engine_of(helper)
+    assert engine.digest(engine.map(str(path))[0]) == digest(data)
