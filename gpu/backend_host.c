@@ -154,6 +154,7 @@ static void host_info(struct kvg_backend *backend, struct kvg_device_info *ret_i
 		.numa_node = -1,
 		.integrated = true,
 		.register_read_only = true,
+		.zeroed = true,
 		.modelled = true,
 		.dl_device_type = 1,
 		.dl_device_id = 0,

@@ -51,7 +51,41 @@ static int entry_compare(const struct kvg_entry *a, const struct kvg_entry *b)
 }
 KV_TREE_GENERATE(kvg_entry_tree, kvg_entry, by_key, entry_compare)
 
-/* ---- Spares ---- */
+/* ---- Segments and spares ---- */
+
+static int clear(struct kvg_hbm *hbm, struct kvg_segment *segment, uint64_t size)
+{
+	struct kvg_backend *backend = hbm->options.backend;
+	struct kvg_mapping *mapping;
+	int r = backend->ops->map(backend, &segment, 1, true, &mapping);
+
+	if (r < 0)
+		return r;
+	r = backend->ops->fill(backend, NULL, backend->ops->address(backend, mapping), 0, size);
+	if (r == 0)
+		r = backend->ops->stream_sync(backend, NULL);
+	backend->ops->unmap(backend, mapping);
+	return r;
+}
+
+/* Memory that this process has freed may come back as it was, with another user's bytes in it. */
+static int segment_new(struct kvg_hbm *hbm, uint64_t size, struct kvg_segment **ret_segment)
+{
+	struct kvg_backend *backend = hbm->options.backend;
+	struct kvg_segment *segment;
+	int r = backend->ops->segment_new(backend, size, &segment);
+
+	if (r < 0)
+		return r;
+	if (!hbm->options.zeroed)
+		r = clear(hbm, segment, size);
+	if (r < 0) {
+		backend->ops->segment_free(backend, segment);
+		return r;
+	}
+	*ret_segment = segment;
+	return 0;
+}
 
 static void spare_drop(struct kvg_hbm *hbm)
 {
@@ -66,13 +100,9 @@ static void spare_drop(struct kvg_hbm *hbm)
 /* Takes from the device what the budget has left, so that nobody else does. */
 static int spares_fill(struct kvg_hbm *hbm)
 {
-	struct kvg_backend *backend = hbm->options.backend;
-
 	while (hbm->used + hbm->spare_bytes + hbm->options.segment <= hbm->options.budget) {
 		struct spare *spare = calloc(1, sizeof(*spare));
-		int r = spare ? backend->ops->segment_new(
-					backend, hbm->options.segment, &spare->segment)
-			      : -ENOMEM;
+		int r = spare ? segment_new(hbm, hbm->options.segment, &spare->segment) : -ENOMEM;
 
 		if (r < 0) {
 			free(spare);
@@ -87,7 +117,6 @@ static int spares_fill(struct kvg_hbm *hbm)
 /* The caller has made room in the budget. */
 static int segment_take(struct kvg_hbm *hbm, uint64_t size, struct kvg_segment **ret_segment)
 {
-	struct kvg_backend *backend = hbm->options.backend;
 	struct spare *spare = LIST_FIRST(&hbm->spares);
 
 	if (spare && size == hbm->options.segment) {
@@ -100,7 +129,7 @@ static int segment_take(struct kvg_hbm *hbm, uint64_t size, struct kvg_segment *
 	while (hbm->used + hbm->spare_bytes + size > hbm->options.budget &&
 		!LIST_EMPTY(&hbm->spares))
 		spare_drop(hbm);
-	return backend->ops->segment_new(backend, size, ret_segment);
+	return segment_new(hbm, size, ret_segment);
 }
 
 /* ---- Entries ---- */

@@ -16,7 +16,9 @@
  *goes with its last mapping. When room is short and nothing is idle, mappings of clients that
  *agreed are revoked; one that is not given back by the deadline leaves an ORPHAN: our reference is
  *dropped, but the bytes count, against whoever still has them, until that process has ended. A
- *segment that was ever exported is never used for another file.
+ * segment that was ever exported is never used for another file, and none is exported before what
+ *it held of others is gone: it is filled with zeros first, since it is shared while it is still
+ *staged.
  *
  * Threads: one. It calls nobody back but the hooks. Times are milliseconds of a monotonic clock.
  * Errors: negative errno.
@@ -103,6 +105,7 @@ struct kvg_hbm_options {
 	uint64_t budget;             /* bytes */
 	uint64_t segment;            /* bytes: size of all but the last one of a file */
 	uint64_t granularity;
+	bool zeroed; /* new segments hold zeros */
 	void *arg;
 	/* Asks for MAP back by DEADLINE_MS. */
 	void (*revoke)(void *arg, struct kvg_map *map, int64_t deadline_ms);

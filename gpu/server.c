@@ -412,6 +412,7 @@ static int start_hbm(struct kvg_server *server, const struct kv_error *error)
 		.budget = server->options.budget,
 		.segment = server->options.segment,
 		.granularity = server->info.granularity,
+		.zeroed = server->info.zeroed,
 		.arg = server,
 		.revoke = kvg_tell_revoke,
 		.gone = kvg_stage_gone,

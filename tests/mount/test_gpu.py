@@ -19,6 +19,10 @@ from syscalls import fails
 SIZE = 21 * MIB + 12345
 
 
+# Whose segments are all cleared before anything is held back.
+SMALL = ("--segment", "2M")
+
+
 def digest(data):
     return hashlib.sha256(data).hexdigest()
 
@@ -184,7 +188,7 @@ def test_map__more_segments_than_a_packet_holds(start, fresh):
 
 @FAKE
 def test_map__early_shows_what_is_there(start):
-    helper = start()
+    helper = start(*SMALL)
     path = store(helper, "f", data := blob(1, SIZE))
     engine = engine_of(helper)
     helper.tell("hold")
@@ -418,6 +422,27 @@ def test_room__no_device_memory_at_any_point(start):
             engine.evict(path)
 
 
+@HOST
+def test_room__one_client_cannot_have_all_mappings(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    raw = Raw(helper)
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+        for i in range(4097):
+            kind, _, status, _, fds = raw.ask(gpu.MAP, ticket, [f.fileno()], request=i)
+            while kind == gpu.READY:
+                kind, _, status, _, fds = raw.receive()
+            for fd in fds:
+                os.close(fd)
+            assert status == (0 if i < 4096 else -errno.EMFILE)
+        other = engine_of(helper)
+        other.map(str(path))
+        assert helper.stats()["maps"] == 4097
+        for i in range(4096):
+            raw.send(gpu.UNMAP, map_id=i + 1)
+    raw.close()
+
+
 # ---- Changes ----
 
 
@@ -455,7 +480,7 @@ def test_invalid__is_told_and_old_bytes_stay(helper, change):
 @FAKE
 def test_change__while_it_is_being_staged(start):
     """Who asked for the old version gets it whole; who asks now gets the new one."""
-    helper = start()
+    helper = start(*SMALL)
     path = store(helper, "f", blob(1, SIZE))
     old, new = engine_of(helper), engine_of(helper)
     helper.tell("hold")
@@ -483,7 +508,7 @@ def test_engine__killed_gives_everything_back(helper):
 
 @FAKE
 def test_engine__killed_while_it_waits(start):
-    helper = start()
+    helper = start(*SMALL)
     path = store(helper, "f", data := blob(1, SIZE))
     helper.tell("hold")
     engine = Engine(helper)
@@ -514,7 +539,7 @@ def test_helper__killed_leaves_engines_what_they_have(helper):
 
 @FAKE
 def test_helper__killed_while_engines_wait(start):
-    helper = start()
+    helper = start(*SMALL)
     path = store(helper, "f", blob(1, SIZE))
     early, waiting = engine_of(helper), engine_of(helper)
     helper.tell("hold")

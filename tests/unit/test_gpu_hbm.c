@@ -18,6 +18,8 @@ static struct {
 	unsigned live;    /* segments */
 	unsigned fail_at; /* the call of segment_new that fails, 1 for the next */
 	unsigned fails;   /* how many from there on */
+	uint64_t cleared; /* bytes */
+	bool synced;      /* since then */
 	unsigned revoked;
 	unsigned gone;
 	uint64_t gone_ino;
@@ -44,6 +46,21 @@ static void counted_free(struct kvg_backend *b, struct kvg_segment *segment)
 	kvg_backend_host.segment_free(b, segment);
 }
 
+static int counted_fill(
+	struct kvg_backend *b, kvg_stream stream, kvg_devptr to, uint8_t byte, uint64_t size)
+{
+	assert_int_equal(byte, 0);
+	seen.cleared += size;
+	seen.synced = false;
+	return kvg_backend_host.fill(b, stream, to, byte, size);
+}
+
+static int counted_sync(struct kvg_backend *b, kvg_stream stream)
+{
+	seen.synced = true;
+	return kvg_backend_host.stream_sync(b, stream);
+}
+
 static void on_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms)
 {
 	(void)arg;
@@ -58,6 +75,8 @@ static void on_gone(void *arg, struct kvg_entry *entry)
 	seen.gone_ino = entry->key.ino;
 }
 
+static bool zeroed = true;
+
 static int setup(void **state)
 {
 	const struct kvg_backend_open open = {0};
@@ -66,6 +85,7 @@ static int setup(void **state)
 		.budget = BUDGET,
 		.segment = SEGMENT,
 		.granularity = GRANULE,
+		.zeroed = zeroed,
 		.revoke = on_revoke,
 		.gone = on_gone,
 	};
@@ -77,9 +97,21 @@ static int setup(void **state)
 	ops = kvg_backend_host;
 	ops.segment_new = counted_new;
 	ops.segment_free = counted_free;
+	ops.fill = counted_fill;
+	ops.stream_sync = counted_sync;
 	backend->ops = &ops;
 	options.backend = backend;
 	return kvg_hbm_new(&options, &hbm);
+}
+
+static int setup_used(void **state)
+{
+	int r;
+
+	zeroed = false;
+	r = setup(state);
+	zeroed = true;
+	return r;
 }
 
 static int teardown(void **state)
@@ -345,6 +377,24 @@ static void test_hbm__never_uses_an_exported_segment_again(void **state)
 	}
 }
 
+/* Where the device gives memory as it was, no byte of it is shared before it was cleared. */
+static void test_hbm__clears_memory_before_it_is_shared(void **state)
+{
+	(void)state;
+	assert_int_equal(seen.cleared, BUDGET);
+	admit(1, 2 * SEGMENT + 1);
+	assert_int_equal(seen.cleared, BUDGET + GRANULE);
+	assert_true(seen.synced);
+	kvg_hbm_staged(find(1));
+	/* What is given back is replaced: two segments, and the one that made way for the small
+	 * one. */
+	kvg_hbm_stale(find(1));
+	assert_int_equal(seen.cleared, BUDGET + GRANULE + 3 * SEGMENT);
+	resident(2, SEGMENT);
+	assert_int_equal(seen.cleared, BUDGET + GRANULE + 3 * SEGMENT);
+	assert_true(seen.synced);
+}
+
 /* When all is mapped, those who agreed are asked; the room is there when they have given back. */
 static void test_hbm__revokes_what_may_be_revoked(void **state)
 {
@@ -542,6 +592,8 @@ int main(void)
 		TEST(counts_what_is_mapped_of_a_failure),
 		TEST(keeps_stale_content_for_its_readers),
 		TEST(never_uses_an_exported_segment_again),
+		cmocka_unit_test_setup_teardown(
+			test_hbm__clears_memory_before_it_is_shared, setup_used, teardown),
 		TEST(revokes_what_may_be_revoked),
 		TEST(charges_orphans_to_their_holder),
 		TEST(takes_the_second_hint),
