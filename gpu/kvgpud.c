@@ -32,6 +32,7 @@ static const char help_text[] =
 	"  --socket PATH      where it listens; default: /run/kvfs/gpu-UUID.sock, or in\n"
 	"                     $XDG_RUNTIME_DIR/kvfs when not run by root\n"
 	"  --group NAME       let this group's members in, not only the same user\n"
+	"  --unsure TIME      trust what is there that long without the daemon (30s)\n"
 	"  --no-hints         only stage what is asked for, not what is opened often\n"
 	"  --log LEVEL        error, warning, info or debug\n"
 	"  -h, --help         this text\n"
@@ -57,6 +58,7 @@ enum option_id {
 	OPTION_SOCKET,
 	OPTION_GROUP,
 	OPTION_NO_HINTS,
+	OPTION_UNSURE,
 	OPTION_LOG,
 };
 
@@ -101,6 +103,8 @@ static int parse_value(int id, const char *text, struct kvg_server_options *opti
 				       options->segment > SEGMENT_MAX
 			       ? -EINVAL
 			       : 0;
+	case OPTION_UNSURE:
+		return kv_parse_duration_ms(text, &options->unsure_ms);
 	case OPTION_SOCKET:
 		options->socket = text;
 		return 0;
@@ -122,6 +126,7 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 		{"segment", required_argument, NULL, OPTION_SEGMENT},
 		{"socket", required_argument, NULL, OPTION_SOCKET},
 		{"group", required_argument, NULL, OPTION_GROUP},
+		{"unsure", required_argument, NULL, OPTION_UNSURE},
 		{"no-hints", no_argument, NULL, OPTION_NO_HINTS},
 		{"log", required_argument, NULL, OPTION_LOG},
 		{"help", no_argument, NULL, 'h'},
@@ -170,6 +175,7 @@ int main(int argc, char **argv)
 	struct kvg_server_options options = {
 		.percent = 25,
 		.segment = SEGMENT_DEFAULT,
+		.unsure_ms = 30000,
 		.hints = true,
 	};
 	struct kvg_server *server;

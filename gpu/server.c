@@ -28,8 +28,6 @@
 
 #define EVENTS_MAX 64
 #define TICK_MS 500
-/* Without a daemon nobody knows for how long what is there is what the files hold. */
-#define UNSURE_MS 30000
 #define MESSAGES_MAX 64u
 /* What a context takes of a real device's memory. */
 #define CONTEXT_BYTES (UINT64_C(600) << 20)
@@ -260,7 +258,9 @@ static void tick(struct kvg_server *server)
 	kvg_source_tick(server->source, now_ms);
 	follow_source(server);
 	(void)kvg_hbm_tick(server->hbm, now_ms);
-	if (server->lost_ms > 0 && now_ms - server->lost_ms > UNSURE_MS) {
+	/* Nobody knows any more whether that is what the files hold. */
+	if (server->lost_ms > 0 &&
+		(uint64_t)(now_ms - server->lost_ms) > server->options.unsure_ms) {
 		kvg_hbm_all(server->hbm, give_up_entry, server);
 		server->lost_ms = now_ms;
 	}

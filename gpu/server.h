@@ -28,7 +28,8 @@ struct kvg_server_options {
 	uint64_t segment;    /* bytes */
 	unsigned slots;      /* 0: the stager's default; so the next */
 	uint32_t slot_size;
-	bool hints; /* stage what is opened often without being asked */
+	uint64_t unsure_ms; /* what is there is trusted that long without the daemon */
+	bool hints;         /* stage what is opened often without being asked */
 };
 
 /* One line in ret_error. */

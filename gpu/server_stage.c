@@ -156,6 +156,8 @@ static int submit(struct kvg_placement *placement)
 
 static int add_extents(struct kvg_placement *placement, const uint8_t *from, uint32_t count)
 {
+	if (count == 0)
+		return 0;
 	if (placement->extent_count + count > placement->extent_capacity) {
 		uint32_t capacity = (placement->extent_count + count) * 2;
 		struct kv_gpu_extent *extents =
