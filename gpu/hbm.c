@@ -5,15 +5,11 @@
 #include <errno.h>
 
 #include "fs/base.h"
+#include "gpu/pool.h"
 
 #define ALLOCATE_TRIES 3u
 /* A file that could not be staged is forgotten that long after it might have been tried again. */
 #define FORGET_MS 60000
-
-struct spare {
-	LIST_ENTRY(spare) entry;
-	struct kvg_segment *segment;
-};
 
 struct ghost {
 	struct kvg_key key;
@@ -28,9 +24,7 @@ struct kvg_hbm {
 	struct kvg_entry_tree tree;
 	TAILQ_HEAD(, kvg_entry) lru;
 	LIST_HEAD(, kvg_entry) stale;
-	LIST_HEAD(, spare) spares; /* never exported, of the size of a segment */
-	uint64_t spare_bytes;
-	uint64_t used; /* bytes of entries */
+	struct kvg_pool pool;
 	uint64_t maps;
 	uint64_t evicted;
 	struct ghost ghosts[KVG_GHOSTS_MAX]; /* by a hash of the key: the newer one stays */
@@ -51,87 +45,6 @@ static int entry_compare(const struct kvg_entry *a, const struct kvg_entry *b)
 }
 KV_TREE_GENERATE(kvg_entry_tree, kvg_entry, by_key, entry_compare)
 
-/* ---- Segments and spares ---- */
-
-static int clear(struct kvg_hbm *hbm, struct kvg_segment *segment, uint64_t size)
-{
-	struct kvg_backend *backend = hbm->options.backend;
-	struct kvg_mapping *mapping;
-	int r = backend->ops->map(backend, &segment, 1, true, &mapping);
-
-	if (r < 0)
-		return r;
-	r = backend->ops->fill(backend, NULL, backend->ops->address(backend, mapping), 0, size);
-	if (r == 0)
-		r = backend->ops->stream_sync(backend, NULL);
-	backend->ops->unmap(backend, mapping);
-	return r;
-}
-
-/* Memory that this process has freed may come back as it was, with another user's bytes in it. */
-static int segment_new(struct kvg_hbm *hbm, uint64_t size, struct kvg_segment **ret_segment)
-{
-	struct kvg_backend *backend = hbm->options.backend;
-	struct kvg_segment *segment;
-	int r = backend->ops->segment_new(backend, size, &segment);
-
-	if (r < 0)
-		return r;
-	if (!hbm->options.zeroed)
-		r = clear(hbm, segment, size);
-	if (r < 0) {
-		backend->ops->segment_free(backend, segment);
-		return r;
-	}
-	*ret_segment = segment;
-	return 0;
-}
-
-static void spare_drop(struct kvg_hbm *hbm)
-{
-	struct spare *spare = LIST_FIRST(&hbm->spares);
-
-	LIST_REMOVE(spare, entry);
-	hbm->options.backend->ops->segment_free(hbm->options.backend, spare->segment);
-	hbm->spare_bytes -= hbm->options.segment;
-	free(spare);
-}
-
-/* Takes from the device what the budget has left, so that nobody else does. */
-static int spares_fill(struct kvg_hbm *hbm)
-{
-	while (hbm->used + hbm->spare_bytes + hbm->options.segment <= hbm->options.budget) {
-		struct spare *spare = calloc(1, sizeof(*spare));
-		int r = spare ? segment_new(hbm, hbm->options.segment, &spare->segment) : -ENOMEM;
-
-		if (r < 0) {
-			free(spare);
-			return r;
-		}
-		LIST_INSERT_HEAD(&hbm->spares, spare, entry);
-		hbm->spare_bytes += hbm->options.segment;
-	}
-	return 0;
-}
-
-/* The caller has made room in the budget. */
-static int segment_take(struct kvg_hbm *hbm, uint64_t size, struct kvg_segment **ret_segment)
-{
-	struct spare *spare = LIST_FIRST(&hbm->spares);
-
-	if (spare && size == hbm->options.segment) {
-		*ret_segment = spare->segment;
-		LIST_REMOVE(spare, entry);
-		hbm->spare_bytes -= size;
-		free(spare);
-		return 0;
-	}
-	while (hbm->used + hbm->spare_bytes + size > hbm->options.budget &&
-		!LIST_EMPTY(&hbm->spares))
-		spare_drop(hbm);
-	return segment_new(hbm, size, ret_segment);
-}
-
 /* ---- Entries ---- */
 
 static void parts_free(struct kvg_entry *entry)
@@ -148,8 +61,8 @@ static void parts_free(struct kvg_entry *entry)
 
 static void give_back_bytes(struct kvg_entry *entry)
 {
-	assert(entry->hbm->used >= entry->bytes);
-	entry->hbm->used -= entry->bytes;
+	assert(entry->hbm->pool.used >= entry->bytes);
+	entry->hbm->pool.used -= entry->bytes;
 	entry->bytes = 0;
 }
 
@@ -177,14 +90,14 @@ static void entry_free(struct kvg_entry *entry)
 	give_back_bytes(entry);
 	free(entry->parts);
 	free(entry);
-	(void)spares_fill(hbm);
+	(void)kvg_pool_fill(&hbm->pool);
 }
 
 static int part_new(struct kvg_hbm *hbm, uint64_t size, struct kvg_part *ret_part)
 {
 	struct kvg_backend *backend = hbm->options.backend;
 	struct kvg_part part = {.size = size};
-	int r = segment_take(hbm, size, &part.segment);
+	int r = kvg_pool_take(&hbm->pool, size, &part.segment);
 
 	if (r == 0)
 		r = backend->ops->map(backend, &part.segment, 1, true, &part.mapping);
@@ -309,12 +222,12 @@ static int make_room(struct kvg_hbm *hbm, uint64_t bytes, int64_t now_ms)
 {
 	if (bytes > hbm->options.budget)
 		return -E2BIG;
-	while (hbm->used + bytes > hbm->options.budget)
+	while (hbm->pool.used + bytes > hbm->options.budget)
 		if (!evict_one(hbm))
 			break;
-	if (hbm->used + bytes <= hbm->options.budget)
+	if (hbm->pool.used + bytes <= hbm->options.budget)
 		return 0;
-	uint64_t missing = hbm->used + bytes - hbm->options.budget;
+	uint64_t missing = hbm->pool.used + bytes - hbm->options.budget;
 	uint64_t coming = revoked_bytes(hbm);
 	if (missing > coming)
 		revoke_oldest(hbm, missing - coming, now_ms);
@@ -370,7 +283,7 @@ int kvg_hbm_admit(struct kvg_hbm *hbm, const struct kvg_key *key, uint64_t size,
 	entry->size = size;
 	entry->bytes = bytes;
 	LIST_INIT(&entry->maps);
-	hbm->used += bytes;
+	hbm->pool.used += bytes;
 	r = allocate(entry);
 	if (r < 0) {
 		give_back_bytes(entry);
@@ -581,8 +494,14 @@ int kvg_hbm_new(const struct kvg_hbm_options *options, struct kvg_hbm **ret_hbm)
 	RB_INIT(&hbm->tree);
 	TAILQ_INIT(&hbm->lru);
 	LIST_INIT(&hbm->stale);
-	LIST_INIT(&hbm->spares);
-	r = spares_fill(hbm);
+	hbm->pool = (struct kvg_pool){
+		.backend = options->backend,
+		.budget = options->budget,
+		.segment = options->segment,
+		.zeroed = options->zeroed,
+	};
+	LIST_INIT(&hbm->pool.spares);
+	r = kvg_pool_fill(&hbm->pool);
 	if (r < 0) {
 		kvg_hbm_free(hbm);
 		return r;
@@ -599,11 +518,10 @@ struct kvg_hbm *kvg_hbm_free(struct kvg_hbm *hbm)
 		return NULL;
 	assert(hbm->maps == 0);
 	/* So that what the entries give back is not taken again. */
-	hbm->options.budget = 0;
+	hbm->pool.budget = 0;
 	while ((entry = TAILQ_FIRST(&hbm->lru)) || (entry = LIST_FIRST(&hbm->stale)))
 		entry_free(entry);
-	while (!LIST_EMPTY(&hbm->spares))
-		spare_drop(hbm);
+	kvg_pool_drain(&hbm->pool);
 	free(hbm);
 	return NULL;
 }
@@ -612,10 +530,10 @@ void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage)
 {
 	struct kvg_hbm_usage usage = {
 		.budget = hbm->options.budget,
-		.used = hbm->used,
+		.used = hbm->pool.used,
 		.maps = hbm->maps,
 		.evicted = hbm->evicted,
-		.reserve = hbm->spare_bytes,
+		.reserve = hbm->pool.spare_bytes,
 	};
 	const struct kvg_entry *entry;
 
