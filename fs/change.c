@@ -54,9 +54,8 @@ static uint64_t forget_slot(
 		kv_promise_cancel(version, number, slot);
 	}
 	version->blocks -= count;
-	version->charged -= slot->charge;
+	(void)kv_slot_forget_pages(version, slot);
 	kv_slot_clear_extents(slot);
-	slot->charge = 0;
 	slot->flags = 0;
 	slot->state = KV_CHUNK_HOLE;
 	return bytes;
@@ -168,7 +167,9 @@ int kv_slot_clear_blocks(struct kv_version *version, uint32_t number, unsigned f
 	for (unsigned i = 0; i < KV_CHUNK_BLOCKS / 64; i++)
 		gone.word[i] &= ~bits.word[i];
 	unsigned count = kv_bits_count(&gone);
-	int r = count > 0 ? kv_slot_set_bits(slot, &bits) : 0;
+	int r = count > 0 ? kv_chunk_free_pages(version, number, slot, &gone) : 0;
+	if (r == 0 && count > 0)
+		r = kv_slot_set_bits(slot, &bits);
 	if (r < 0 || count == 0)
 		return r;
 	version->blocks -= count;
@@ -178,18 +179,19 @@ int kv_slot_clear_blocks(struct kv_version *version, uint32_t number, unsigned f
 	return 0;
 }
 
-/* Writes zeros over [FROM, TO) of a chunk's pages. */
-static int zero_pages(struct kv_version *version, uint32_t chunk, uint32_t from, uint32_t to)
+/* Writes zeros over [SPAN) where the chunk has pages. */
+static int zero_pages(
+	struct kv_version *version, const struct kv_span *span, const struct kv_bits *pages)
 {
-	uint64_t start = (uint64_t)chunk << KV_CHUNK_SHIFT;
+	uint64_t start = (uint64_t)span->chunk << KV_CHUNK_SHIFT;
 	int r = 0;
 
-	while (from < to && r == 0) {
-		uint32_t part = KV_BLOCK_SIZE - from % KV_BLOCK_SIZE;
+	for (uint32_t from = span->from, part; from < span->to && r == 0; from += part) {
+		unsigned block = from >> KV_BLOCK_SHIFT;
 
-		part = (uint32_t)kv_min_u64(part, to - from);
-		r = kv_object_write(version->object, zeros, part, start + from);
-		from += part;
+		part = (uint32_t)kv_min_u64(KV_BLOCK_SIZE - from % KV_BLOCK_SIZE, span->to - from);
+		if (kv_bits_next(pages, block, true) == block)
+			r = kv_object_write(version->object, zeros, part, start + from);
 	}
 	return r;
 }
@@ -199,10 +201,12 @@ static int punch_dirty(struct kv_version *version, struct kv_slot *slot, const s
 {
 	unsigned first = (unsigned)kv_div_round_up(span->from, KV_BLOCK_SIZE);
 	unsigned end = span->to >> KV_BLOCK_SHIFT;
-	/* Pages stay, as zeros: the object has no holes inside its charged blocks. */
-	uint32_t to = (uint32_t)kv_min_u64(span->to, (uint64_t)slot->charge << KV_BLOCK_SHIFT);
-	int r = zero_pages(version, span->chunk, span->from, to);
+	struct kv_bits pages;
+	int r;
 
+	/* First its pages stay, as zeros: only a sparse chunk may lack some of them. */
+	kv_slot_pages(slot, &pages);
+	r = zero_pages(version, span, &pages);
 	if (r < 0 || first >= end)
 		return r;
 	return kv_slot_clear_blocks(version, span->chunk, first, end);

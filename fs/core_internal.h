@@ -9,6 +9,8 @@
  *   publish.c      publishing and settling
  *   open.c         opening and closing for readers
  *   map.c          chunk slots, presence of blocks, what the index has
+ *   pages.c        which pages of DRAM a chunk has, and getting more
+ *   blocks.c       content of a chunk's blocks, in memory and on its way to and from devices
  *   seek.c         walking a map
  *   read.c         reading
  *   write.c        writing
@@ -77,6 +79,7 @@ enum kv_slot_flag {
 	KV_SLOT_BITMAP = 1u << 8,    /* DIRTY only: presence is in bitmap, else it is a prefix */
 	KV_SLOT_LOST =
 		1u << 9, /* DIRTY only: could not be written, has no promise of space any more */
+	KV_SLOT_SPARSE = 1u << 10, /* has the pages of its present blocks, not the first ones */
 };
 
 /* One chunk. Moves in memory when its segment grows: hold the version's lock while using a pointer
@@ -85,10 +88,10 @@ struct kv_slot {
 	unsigned state : 3;        /* enum kv_chunk_state */
 	unsigned extent_count : 9; /* HOT, COLD */
 	unsigned blocks : 9;       /* DIRTY: blocks present */
-	unsigned charge : 9; /* blocks of DRAM charged and allocated: the first ones of the chunk */
-	uint16_t pins;       /* copies under way between the object and a request */
-	uint16_t flags;      /* enum kv_slot_flag */
-	uint64_t sum;        /* HOT, COLD */
+	unsigned charge : 9;       /* pages of DRAM charged and allocated: see pages.c */
+	uint16_t pins;             /* copies under way between the object and a request */
+	uint16_t flags;            /* enum kv_slot_flag */
+	uint64_t sum;              /* HOT, COLD */
 	union {
 		struct kv_extent one;   /* extent_count == 1 */
 		struct kv_extent *many; /* extent_count > 1, malloc'ed */
@@ -104,6 +107,13 @@ struct kv_segment {
 	struct kv_slot slots[];
 };
 RB_HEAD(kv_segment_tree, kv_segment);
+
+/* A piece of one chunk. */
+struct kv_span {
+	uint32_t chunk;
+	uint32_t from; /* bytes within the chunk */
+	uint32_t to;
+};
 
 /* Presence of the blocks of one chunk. */
 struct kv_bits {
@@ -202,6 +212,7 @@ struct kv_version {
 	uint32_t hand;           /* of the clock that punches */
 	unsigned flush_failures; /* of the core, when the first chunk was written */
 	bool wrote;
+	uint64_t write_end; /* of the last write: a stream goes on there */
 	uint32_t next_read; /* chunk at which a sequential reader would go on */
 	uint8_t ahead;      /* chunks that one gets in advance */
 	uint64_t size;
@@ -479,6 +490,80 @@ unsigned kv_bits_count(const struct kv_bits *bits);
 unsigned kv_bits_end(const struct kv_bits *bits);
 /* First block at or behind FROM that is present (or absent); KV_CHUNK_BLOCKS if none. */
 unsigned kv_bits_next(const struct kv_bits *bits, unsigned from, bool present);
+bool kv_bits_is_prefix(const struct kv_bits *bits);
+/* The runs [FIRST, END) of blocks that are present. */
+#define KV_BITS_FOREACH(first, end, bits)                                                          \
+	for (unsigned first = kv_bits_next(bits, 0, true), end = kv_bits_next(bits, first, false); \
+		first < KV_CHUNK_BLOCKS;                                                           \
+		first = kv_bits_next(bits, end, true), end = kv_bits_next(bits, first, false))
+struct kv_bits kv_bits_without(const struct kv_bits *bits, const struct kv_bits *others);
+
+/* ---- pages.c: lock held unless said ---- */
+
+/* The pages that the chunk is charged for. */
+void kv_slot_pages(const struct kv_slot *slot, struct kv_bits *ret_pages);
+/* True if every page that the chunk may have, the first USED ones, is there. */
+bool kv_slot_has_all_pages(const struct kv_slot *slot, unsigned used);
+/* The slot has no pages any more. Returns how many it had. */
+unsigned kv_slot_forget_pages(struct kv_version *version, struct kv_slot *slot);
+/* The slot has none so far: it gets those of BITS. */
+void kv_slot_charge_pages(
+	struct kv_version *version, struct kv_slot *slot, const struct kv_bits *bits);
+/* A sparse slot whose present blocks are its first ones is none. */
+void kv_slot_settle_pages(struct kv_slot *slot);
+/* Gives back the pages of a sparse chunk's blocks GONE. */
+int kv_chunk_free_pages(struct kv_version *version, uint32_t number, struct kv_slot *slot,
+	const struct kv_bits *gone);
+/*
+ * What a chunk needs: pages for a write (kv_pages_for_span), or for BITS, all of its blocks.
+ */
+struct kv_pages {
+	struct kv_bits add;
+	struct kv_bits drop; /* a chunk that becomes sparse: pages that no block is on */
+	bool sparse;
+	bool pair; /* the next chunk's along with it, if it is free */
+	unsigned patience_ms;
+};
+/* STREAM: the write goes on where the one before has ended. */
+void kv_pages_for_span(struct kv_version *version, const struct kv_span *span, bool stream,
+	struct kv_pages *ret_pages);
+void kv_pages_for_bits(const struct kv_bits *bits, struct kv_pages *ret_pages);
+/* Charges and allocates them. The slot is BUSY by the caller, which it stays; drops the lock
+ * meanwhile. -EAGAIN if DRAM stays short. */
+int kv_chunk_add_pages(struct kv_version *version, uint32_t number, const struct kv_pages *pages);
+/* No locks held: allocates what is charged already. On failure none of BITS is there. */
+int kv_chunk_allocate(struct kv_version *version, uint32_t number, const struct kv_bits *bits);
+
+/* ---- blocks.c: no locks held ---- */
+
+/*
+ * Blocks of a chunk and their content: MEMORY is where the chunk's first byte is, or would be; with
+ * PACKED that of its first block, and the others follow without the holes.
+ */
+struct kv_blocks {
+	uint32_t number;
+	bool packed;
+	struct kv_bits bits;
+	uint8_t *memory;
+};
+/* Between there and OBJECT. Nothing is written behind SIZE. */
+int kv_blocks_load(const struct kv_blocks *blocks, struct kv_object *object);
+int kv_blocks_store(const struct kv_blocks *blocks, struct kv_object *object, uint64_t size);
+/* Where EXTENT's content is, AT blocks having come before it. */
+static inline uint8_t *kv_blocks_memory(
+	const struct kv_blocks *blocks, const struct kv_extent *extent, unsigned at)
+{
+	return blocks->memory + ((size_t)(blocks->packed ? at : extent->block) << KV_BLOCK_SHIFT);
+}
+/* The sum of a chunk: over the content of its extents, one behind the other. */
+uint64_t kv_blocks_sum(
+	const struct kv_blocks *blocks, const struct kv_extent *extents, unsigned count);
+/*
+ * Transfers for EXTENTS, one for those that lie side by side in memory and on the device. ret_ios
+ * has room for COUNT, and is filled from *TEMPLATE. Returns how many they are.
+ */
+unsigned kv_blocks_ios(const struct kv_blocks *blocks, const struct kv_extent *extents,
+	unsigned count, const struct kv_io *template, struct kv_io *ret_ios);
 
 /* ---- seek.c ---- */
 
@@ -490,11 +575,6 @@ int kv_chunks_count(struct kv_version *version, uint32_t first, uint32_t end, ui
 /* ---- read.c ---- */
 
 /* Reads a piece of one chunk, regardless of the size; zeros where there is nothing. */
-struct kv_span {
-	uint32_t chunk;
-	uint32_t from; /* bytes within the chunk */
-	uint32_t to;
-};
 int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory);
 
 /* ---- write.c ---- */
@@ -504,6 +584,7 @@ struct kv_writer {
 	struct kv_version *version;
 	uint64_t promised; /* blocks reserved and not used yet */
 	uint64_t growth;   /* blocks that this will add to the version, promised by the quota */
+	bool stream;       /* goes on where the write before has ended */
 };
 /* Writes what lies inside one chunk. Sizes are the caller's. */
 int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory);

@@ -87,6 +87,11 @@ int kv_object_resize(struct kv_object *object, uint64_t size);
  * Inside the size a smaller call takes its whole 2 MiB, too.
  */
 int kv_object_allocate(struct kv_object *object, uint64_t offset, uint64_t length);
+/*
+ * The same, never with huge pages: takes the blocks that are asked for, and no more. They lie
+ * inside the size. On failure some of them may be there.
+ */
+int kv_object_allocate_small(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Frees the pages of whole blocks in the range; they read as zero. */
 int kv_object_punch(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Whole-length transfers (no short results). Reading behind the end gives zeros. */

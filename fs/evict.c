@@ -20,11 +20,12 @@ struct kv_object *kv_version_detach_locked(
 	struct kv_segment *segment;
 
 	assert(version->opens == 0 && version->busy == 0);
+	*ret_bytes = version->charged << KV_BLOCK_SHIFT;
 	RB_FOREACH (segment, kv_segment_tree, &version->segments) {
 		for (uint32_t i = 0; i < segment->capacity; i++) {
 			struct kv_slot *slot = &segment->slots[i];
 
-			slot->charge = 0;
+			(void)kv_slot_forget_pages(version, slot);
 			slot->flags &= (uint16_t)~KV_SLOT_RESIDENT;
 			if (slot->state == KV_CHUNK_HOT)
 				slot->state = KV_CHUNK_COLD;
@@ -34,9 +35,8 @@ struct kv_object *kv_version_detach_locked(
 	if (version->state == KV_VERSION_COMMITTED && version->from_index && !version->pinned)
 		kv_map_free(version);
 	*ret_backing = version->backing;
-	*ret_bytes = version->charged << KV_BLOCK_SHIFT;
 	version->backing = 0;
-	version->charged = 0;
+	assert(version->charged == 0);
 	version->object_size = 0;
 	version->all_hot = version->exposed = false;
 	kv_version_relist_locked(version, false);
@@ -143,7 +143,6 @@ static unsigned pick_chunks(
 static uint64_t cool_slot(struct kv_version *version, uint32_t number, bool punched)
 {
 	struct kv_slot *slot = kv_slot_find(version, number);
-	uint64_t blocks = slot->charge;
 
 	slot->flags &= (uint16_t)~KV_SLOT_BUSY;
 	if (!punched)
@@ -151,9 +150,7 @@ static uint64_t cool_slot(struct kv_version *version, uint32_t number, bool punc
 	if (slot->state == KV_CHUNK_HOT)
 		slot->state = KV_CHUNK_COLD;
 	slot->flags &= (uint16_t)~KV_SLOT_RESIDENT;
-	slot->charge = 0;
-	version->charged -= blocks;
-	return blocks << KV_BLOCK_SHIFT;
+	return (uint64_t)kv_slot_forget_pages(version, slot) << KV_BLOCK_SHIFT;
 }
 
 static uint64_t punch_version(struct kv_core *core, struct kv_version *version, uint64_t wanted)

@@ -7,13 +7,6 @@
 #define FILL_THREADS_MAX 8u
 #define FILL_BATCH_JOBS 64u
 
-/* Lock held. The blocks that a filled chunk takes in DRAM. */
-static unsigned filled_blocks(const struct kv_version *version, uint32_t number)
-{
-	return version->state == KV_VERSION_WRITING ? KV_CHUNK_BLOCKS
-						    : kv_chunk_used(version->size, number);
-}
-
 /* Lock held. True if the chunk has to be brought in and nobody is at it. */
 static bool is_wanted(struct kv_version *version, uint32_t number)
 {
@@ -26,32 +19,64 @@ static bool is_wanted(struct kv_version *version, uint32_t number)
 	       (state == KV_CHUNK_BASE && !(slot && kv_slot_is_resident(slot)));
 }
 
-static int missing_bytes(
-	struct kv_version *version, const struct kv_fill_range *range, uint64_t *ret_bytes)
+/*
+ * The blocks of a chunk that has to be brought in; *ret_wanted is false if it has not. Of a BASE
+ * chunk they do not change, so they are looked up first, with no lock held.
+ */
+static int wanted_bits(
+	struct kv_version *version, uint32_t number, struct kv_bits *ret_bits, bool *ret_wanted)
+{
+	{
+		KV_LOCKED(&version->lock);
+		int r = kv_map_load(version, number);
+
+		*ret_wanted = r == 0 && is_wanted(version, number);
+		if (!*ret_wanted || kv_slot_state(version, number) != KV_CHUNK_BASE) {
+			if (*ret_wanted)
+				kv_slot_bits(kv_slot_find(version, number), ret_bits);
+			return r;
+		}
+	}
+	return kv_chunk_bits(version, number, ret_bits);
+}
+
+static int missing_bytes(struct kv_version *version, const struct kv_fill_range *range,
+	uint64_t *ret_bytes, bool *ret_any)
 {
 	uint64_t blocks = 0;
-	KV_LOCKED(&version->lock);
 
-	if (version->damaged)
-		return -EIO;
+	{
+		KV_LOCKED(&version->lock);
+		if (version->damaged)
+			return -EIO;
+	}
+	*ret_any = false;
 	for (uint32_t i = range->first; i - range->first < range->count; i++) {
-		int r = kv_map_load(version, i);
+		struct kv_bits bits;
+		bool wanted;
+		int r = wanted_bits(version, i, &bits, &wanted);
+
 		if (r < 0)
 			return r;
-		if (is_wanted(version, i))
-			blocks += filled_blocks(version, i);
+		if (wanted)
+			blocks += kv_bits_count(&bits);
+		*ret_any = *ret_any || wanted;
 	}
 	*ret_bytes = blocks << KV_BLOCK_SHIFT;
 	return 0;
 }
 
-/* Lock held. Adds NUMBER to the job at the end of QUEUE, or to a new one. */
-static int add_to_jobs(struct kv_version *version, uint32_t number, struct kv_fill_queue *queue)
+/* Lock held. Adds NUMBER, which has BITS, to the job at the end of QUEUE, or to a new one. A run's
+ * pages have no gaps. */
+static int add_to_jobs(struct kv_version *version, uint32_t number, const struct kv_bits *bits,
+	struct kv_fill_queue *queue)
 {
 	struct kv_fill *job = TAILQ_LAST(queue, kv_fill_queue);
 
-	if (job && job->first + job->count == number && job->count < KV_RUN_CHUNKS) {
+	if (job && job->first + job->count == number && job->count < KV_RUN_CHUNKS &&
+		kv_bits_count(&job->bits) == KV_CHUNK_BLOCKS && kv_bits_is_prefix(bits)) {
 		job->count++;
+		job->bits = *bits;
 		return 0;
 	}
 	job = calloc(1, sizeof(*job));
@@ -60,45 +85,69 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, struct kv_fi
 	job->version = kv_version_ref(version);
 	job->first = number;
 	job->count = 1;
+	job->bits = *bits;
 	version->busy++;
 	TAILQ_INSERT_TAIL(queue, job, entry);
 	return 0;
 }
 
-/* Marks the wanted chunks busy and makes jobs of them, as far as BYTES of DRAM go. Returns what was
- * not used. */
+/* Marks the chunk busy and makes a job of it, if *BYTES of DRAM are enough: -EAGAIN. */
+static int claim(
+	struct kv_version *version, uint32_t number, uint64_t *bytes, struct kv_fill_queue *queue)
+{
+	struct kv_bits bits;
+	bool wanted;
+	int r = wanted_bits(version, number, &bits, &wanted);
+	KV_LOCKED(&version->lock);
+	struct kv_slot *slot;
+
+	if (r < 0 || !wanted || !is_wanted(version, number))
+		return r;
+	r = kv_slot_get(version, number, &slot);
+	if (r < 0)
+		return r;
+	/* It may have been written and evicted in between. */
+	if (slot->state == KV_CHUNK_COLD)
+		kv_slot_bits(slot, &bits);
+	/* Pages that came before the content are its first ones. */
+	uint64_t blocks = slot->charge ? 0 : kv_bits_count(&bits);
+	assert(!slot->charge || kv_bits_end(&bits) <= slot->charge);
+	if (kv_bits_count(&bits) == 0) {
+		slot->flags |= KV_SLOT_RESIDENT;
+		return 0;
+	}
+	if (blocks << KV_BLOCK_SHIFT > *bytes)
+		return -EAGAIN;
+	r = add_to_jobs(version, number, &bits, queue);
+	if (r < 0)
+		return r;
+	slot->flags |= KV_SLOT_BUSY;
+	slot->flags &= (uint16_t)~KV_SLOT_FAILED;
+	*bytes -= blocks << KV_BLOCK_SHIFT;
+	if (blocks > 0)
+		kv_slot_charge_pages(version, slot, &bits);
+	return 0;
+}
+
+/* Makes jobs of the wanted chunks, as far as BYTES of DRAM go. Leaves there what was not used. */
 static int make_jobs(struct kv_version *version, const struct kv_fill_range *range, uint64_t *bytes,
 	struct kv_fill_queue *queue)
 {
-	KV_LOCKED(&version->lock);
-	int r = kv_version_object_locked(version);
+	int r;
 
-	if (r == 0 && version->state == KV_VERSION_WRITING &&
-		version->object_size < kv_round_up(version->size, KV_CHUNK_SIZE)) {
-		version->object_size = kv_round_up(version->size, KV_CHUNK_SIZE);
-		r = kv_object_resize(version->object, version->object_size);
+	{
+		KV_LOCKED(&version->lock);
+		r = kv_version_object_locked(version);
+		if (r == 0 && version->state == KV_VERSION_WRITING &&
+			version->object_size < kv_round_up(version->size, KV_CHUNK_SIZE)) {
+			version->object_size = kv_round_up(version->size, KV_CHUNK_SIZE);
+			r = kv_object_resize(version->object, version->object_size);
+		}
 	}
-	for (uint32_t i = range->first; i - range->first < range->count && r == 0; i++) {
-		unsigned blocks = filled_blocks(version, i);
-		struct kv_slot *slot;
-
-		if (!is_wanted(version, i))
-			continue;
-		r = kv_slot_get(version, i, &slot);
-		uint64_t more = (uint64_t)(blocks - kv_min_u64(blocks, slot->charge))
-				<< KV_BLOCK_SHIFT;
-		if (r < 0 || more > *bytes)
-			break;
-		r = add_to_jobs(version, i, queue);
-		if (r < 0)
-			break;
-		slot->flags |= KV_SLOT_BUSY;
-		slot->flags &= (uint16_t)~KV_SLOT_FAILED;
-		*bytes -= more;
-		version->charged += more >> KV_BLOCK_SHIFT;
-		slot->charge = kv_max_u64(slot->charge, blocks) & 511;
-	}
-	return r;
+	for (uint32_t i = range->first; i - range->first < range->count && r == 0; i++)
+		r = claim(version, i, bytes, queue);
+	/* What there was not enough for is asked for again. */
+	return r == -EAGAIN ? 0 : r;
 }
 
 static void push_jobs(struct kv_core *core, struct kv_fill_queue *jobs, bool ahead)
@@ -114,10 +163,11 @@ int kv_fill_begin(struct kv_version *version, const struct kv_fill_range *range)
 	struct kv_core *core = version->file->core;
 	struct kv_fill_queue jobs = TAILQ_HEAD_INITIALIZER(jobs);
 	uint64_t bytes;
+	bool any;
 	int r;
 
-	r = missing_bytes(version, range, &bytes);
-	if (r < 0 || bytes == 0)
+	r = missing_bytes(version, range, &bytes, &any);
+	if (r < 0 || !any)
 		return r;
 	r = kv_core_charge(core, bytes, range->patience_ms);
 	if (r < 0)

@@ -17,6 +17,7 @@ struct kv_fill {
 	struct kv_version *version;
 	uint32_t first;
 	uint32_t count;
+	struct kv_bits bits; /* blocks of the last chunk; those before it are whole */
 	void *memory;
 	bool done;  /* version's lock */
 	int result; /* version's lock */

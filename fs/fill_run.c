@@ -6,7 +6,6 @@
 #include "fs/fill_internal.h"
 
 #include <inttypes.h>
-#include <xxhash.h>
 
 #define ALLOCATE_ATTEMPTS 3u
 
@@ -15,13 +14,12 @@ struct piece {
 	struct kv_fill *job;
 	struct kv_version
 		*source; /* whose extents these are; counted if it is not the job's version */
-	uint32_t number;
-	unsigned blocks;           /* used ones: what the memory has room for */
-	uint8_t *memory;           /* the chunk's first byte */
-	int buffer;                /* index of a ring buffer that is MEMORY, or -1 */
+	struct kv_blocks blocks;   /* present blocks, or more: what the memory has room for */
+	int buffer;                /* index of a ring buffer that is the memory, or -1 */
 	struct kv_extent *extents; /* a copy */
 	unsigned extent_count;
-	struct kv_io *ios; /* one an extent */
+	struct kv_io *ios;
+	unsigned io_count;
 	uint64_t sum;
 	unsigned left; /* transfers */
 	int result;
@@ -51,7 +49,7 @@ static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
 	const struct kv_extent *extents = kv_slot_extents(slot);
 
 	for (unsigned i = 0; i < slot->extent_count; i++)
-		if (extents[i].block + extents[i].count > piece->blocks)
+		if (extents[i].block + extents[i].count > kv_bits_end(&piece->blocks.bits))
 			return -EUCLEAN;
 	piece->extents = malloc((slot->extent_count + 1u) * sizeof(*extents));
 	if (!piece->extents)
@@ -65,16 +63,14 @@ static int piece_take_extents(struct piece *piece, const struct kv_slot *slot)
 /* Copies a chunk that a base has in its object. SLOT's version is locked; returns unlocked. */
 static int copy_resident(struct piece *piece, struct kv_version *source, struct kv_slot *slot)
 {
-	uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
 	int r;
 
 	slot->pins++;
 	source->busy++;
 	(void)pthread_mutex_unlock(&source->lock);
-	r = kv_object_read(
-		source->object, piece->memory, (size_t)piece->blocks << KV_BLOCK_SHIFT, offset);
+	r = kv_blocks_load(&piece->blocks, source->object);
 	KV_LOCKED(&source->lock);
-	kv_slot_find(source, piece->number)->pins--;
+	kv_slot_find(source, piece->blocks.number)->pins--;
 	source->busy--;
 	return r;
 }
@@ -89,9 +85,9 @@ static int piece_resolve(struct piece *piece)
 		struct kv_version *base = NULL;
 
 		(void)pthread_mutex_lock(&held->lock);
-		r = kv_map_load(held, piece->number);
-		struct kv_slot *slot = kv_slot_find(held, piece->number);
-		enum kv_chunk_state state = kv_slot_state(held, piece->number);
+		r = kv_map_load(held, piece->blocks.number);
+		struct kv_slot *slot = kv_slot_find(held, piece->blocks.number);
+		enum kv_chunk_state state = kv_slot_state(held, piece->blocks.number);
 		if (r == 0 && slot && kv_slot_is_resident(slot)) {
 			r = copy_resident(piece, held, slot);
 			break;
@@ -111,19 +107,20 @@ static int piece_resolve(struct piece *piece)
 }
 
 /* Pages for the run, and a mapping of them. */
-static int map_job(struct run *run, unsigned index, unsigned last_blocks)
+static int map_job(struct run *run, unsigned index)
 {
 	const struct kv_fill *job = run->batch.jobs[index];
 	struct mapping *mapping = &run->mappings[index];
 	uint64_t offset = (uint64_t)job->first << KV_CHUNK_SHIFT;
 	size_t length = ((size_t)(job->count - 1) << KV_CHUNK_SHIFT) +
-			((size_t)last_blocks << KV_BLOCK_SHIFT);
+			((size_t)kv_bits_end(&job->bits) << KV_BLOCK_SHIFT);
 	int r = -ENOSPC;
 
 	/* The tier's filesystem may be short although the budget is not: huge pages that are used
 	 * in part. */
 	for (unsigned i = 0; i < ALLOCATE_ATTEMPTS && r == -ENOSPC; i++) {
-		r = kv_object_allocate(job->version->object, offset, length);
+		r = job->count == 1 ? kv_chunk_allocate(job->version, job->first, &job->bits)
+				    : kv_object_allocate(job->version->object, offset, length);
 		if (r == -ENOSPC)
 			(void)kv_evict_reclaim(run->core, length);
 	}
@@ -137,74 +134,67 @@ static int map_job(struct run *run, unsigned index, unsigned last_blocks)
 static int memory_for_job(struct run *run, unsigned index, struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
-	unsigned last_blocks = pieces[job->count - 1].blocks;
+	size_t bytes = (size_t)kv_bits_count(&job->bits) << KV_BLOCK_SHIFT;
+	struct kv_blocks *first = &pieces[0].blocks;
 	int r;
 
 	if (job->memory) {
-		pieces[0].memory = job->memory;
+		first->memory = job->memory;
 		return 0;
 	}
-	if (job->count == 1 && ((size_t)last_blocks << KV_BLOCK_SHIFT) <= KV_RING_BUFFER_SIZE) {
-		pieces[0].memory = kv_ring_buffer_get(run->ring, &pieces[0].buffer);
-		if (pieces[0].memory) {
-			memset(pieces[0].memory, 0, (size_t)last_blocks << KV_BLOCK_SHIFT);
+	if (job->count == 1 && bytes <= KV_RING_BUFFER_SIZE) {
+		first->memory = kv_ring_buffer_get(run->ring, &pieces[0].buffer);
+		if (first->memory) {
+			memset(first->memory, 0, bytes);
+			first->packed = true;
 			return 0;
 		}
 		pieces[0].buffer = -1;
 	}
-	r = map_job(run, index, last_blocks);
+	r = map_job(run, index);
 	for (uint32_t i = 0; i < job->count && r == 0; i++)
-		pieces[i].memory =
+		pieces[i].blocks.memory =
 			(uint8_t *)run->mappings[index].memory + ((size_t)i << KV_CHUNK_SHIFT);
 	return r;
 }
 
 static int make_ios(struct piece *piece)
 {
+	const struct kv_io template = {
+		.kind = KV_IO_READ,
+		.buffer = piece->buffer,
+		.arg = piece,
+	};
+
 	piece->ios = malloc((piece->extent_count + 1u) * sizeof(*piece->ios));
 	if (!piece->ios)
 		return -ENOMEM;
-	for (unsigned i = 0; i < piece->extent_count; i++) {
-		const struct kv_extent *extent = &piece->extents[i];
-
-		piece->ios[i] = (struct kv_io){
-			.kind = KV_IO_READ,
-			.device = extent->device,
-			.buffer = piece->buffer,
-			.offset = kv_extent_offset(extent),
-			.memory = piece->memory + ((size_t)extent->block << KV_BLOCK_SHIFT),
-			.length = extent->count << KV_BLOCK_SHIFT,
-			.arg = piece,
-		};
-	}
+	piece->io_count = kv_blocks_ios(
+		&piece->blocks, piece->extents, piece->extent_count, &template, piece->ios);
 	return 0;
 }
 
 static void start_piece(struct run *run, struct piece *piece)
 {
-	piece->left = piece->extent_count;
-	kv_ring_add(run->ring, piece->ios, piece->extent_count);
+	piece->left = piece->io_count;
+	kv_ring_add(run->ring, piece->ios, piece->io_count);
 }
 
 /* Finds memory and extents for a job, and sends it on its way before the next one is prepared. */
 static void start_job(struct run *run, unsigned index, struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
-	bool whole = job->memory != NULL;
+	struct kv_bits whole = {0};
 	int r;
 
-	{
-		KV_LOCKED(&job->version->lock);
-		whole = whole || job->version->state == KV_VERSION_WRITING;
-		for (uint32_t i = 0; i < job->count; i++)
-			pieces[i] = (struct piece){
-				.job = job,
-				.number = job->first + i,
-				.blocks = whole ? KV_CHUNK_BLOCKS
-						: kv_chunk_used(job->version->size, job->first + i),
-				.buffer = -1,
-			};
-	}
+	kv_bits_set(&whole, 0, KV_CHUNK_BLOCKS);
+	for (uint32_t i = 0; i < job->count; i++)
+		pieces[i] = (struct piece){
+			.job = job,
+			.blocks.number = job->first + i,
+			.blocks.bits = job->memory || i + 1 < job->count ? whole : job->bits,
+			.buffer = -1,
+		};
 	r = memory_for_job(run, index, pieces);
 	for (uint32_t i = 0; i < job->count; i++) {
 		pieces[i].result = r < 0 ? r : piece_resolve(&pieces[i]);
@@ -222,46 +212,26 @@ static void start_job(struct run *run, unsigned index, struct piece *pieces)
 
 static bool piece_is_intact(const struct piece *piece)
 {
-	XXH3_state_t *state;
-	uint64_t sum;
-
-	if (piece->extent_count == 0)
-		return true;
-	if (piece->extent_count == 1)
-		return XXH3_64bits(
-			       piece->memory + ((size_t)piece->extents[0].block << KV_BLOCK_SHIFT),
-			       (size_t)piece->extents[0].count << KV_BLOCK_SHIFT) == piece->sum;
-	state = XXH3_createState();
-	if (!state)
-		return false;
-	(void)XXH3_64bits_reset(state);
-	for (unsigned i = 0; i < piece->extent_count; i++)
-		(void)XXH3_64bits_update(state,
-			piece->memory + ((size_t)piece->extents[i].block << KV_BLOCK_SHIFT),
-			(size_t)piece->extents[i].count << KV_BLOCK_SHIFT);
-	sum = XXH3_64bits_digest(state);
-	XXH3_freeState(state);
-	return sum == piece->sum;
+	return piece->extent_count == 0 ||
+	       kv_blocks_sum(&piece->blocks, piece->extents, piece->extent_count) == piece->sum;
 }
 
 /* The chunk is in the object (RESULT 0), or must look as if it had never been asked for. */
 static void settle_slot(struct run *run, struct piece *piece)
 {
 	struct kv_version *version = piece->job->version;
-	uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
+	uint64_t offset = (uint64_t)piece->blocks.number << KV_CHUNK_SHIFT;
 	uint64_t given_back = 0;
 
 	if (piece->result < 0)
 		(void)kv_object_punch(version->object, offset, KV_CHUNK_SIZE);
 	{
 		KV_LOCKED(&version->lock);
-		struct kv_slot *slot = kv_slot_find(version, piece->number);
+		struct kv_slot *slot = kv_slot_find(version, piece->blocks.number);
 		slot->flags &= (uint16_t)~KV_SLOT_BUSY;
 		if (piece->result < 0) {
 			slot->flags |= KV_SLOT_FAILED;
-			given_back = slot->charge;
-			version->charged -= slot->charge;
-			slot->charge = 0;
+			given_back = kv_slot_forget_pages(version, slot);
 		} else if (slot->state == KV_CHUNK_BASE) {
 			slot->flags |= KV_SLOT_RESIDENT | KV_SLOT_USED;
 		} else if (slot->state == KV_CHUNK_COLD) {
@@ -289,10 +259,26 @@ static void note_mismatch(struct piece *piece)
 	}
 }
 
+static int copy_to_object(struct piece *piece)
+{
+	struct kv_version *version = piece->job->version;
+	int r = kv_chunk_allocate(version, piece->blocks.number, &piece->blocks.bits);
+	uint64_t size;
+
+	if (r < 0)
+		return r;
+	{
+		KV_LOCKED(&version->lock);
+		/* Of a published version it is exact already: what lies behind the end must not
+		 * grow it. */
+		size = version->object_size;
+	}
+	return kv_blocks_store(&piece->blocks, version->object, size);
+}
+
 static void finish_piece(struct run *run, struct piece *piece)
 {
 	struct kv_fill *job = piece->job;
-	size_t bytes = (size_t)piece->blocks << KV_BLOCK_SHIFT;
 
 	assert(!piece->finished && piece->left == 0);
 	piece->finished = true;
@@ -306,19 +292,8 @@ static void finish_piece(struct run *run, struct piece *piece)
 	}
 	if (job->memory)
 		return;
-	if (piece->result == 0 && piece->buffer >= 0) {
-		uint64_t offset = (uint64_t)piece->number << KV_CHUNK_SHIFT;
-
-		piece->result = kv_object_allocate(job->version->object, offset, bytes);
-		if (piece->result == 0) {
-			/* The size is exact already: what lies behind it must not grow the object.
-			 */
-			uint64_t end = kv_min_u64(offset + bytes, job->version->size);
-
-			piece->result = kv_object_write(
-				job->version->object, piece->memory, end - offset, offset);
-		}
-	}
+	if (piece->result == 0 && piece->buffer >= 0)
+		piece->result = copy_to_object(piece);
 	settle_slot(run, piece);
 }
 
@@ -349,7 +324,7 @@ static void report_damage(struct run *run, const struct piece *piece)
 	kv_log_error("fill",
 		"checksum mismatch ino=%" PRIu64 " version=%" PRIu64 " chunk=%" PRIu32
 		" device=%u offset=%" PRIu64,
-		file->ino, version->number, piece->number, piece->extents[0].device,
+		file->ino, version->number, piece->blocks.number, piece->extents[0].device,
 		kv_extent_offset(&piece->extents[0]));
 	(void)pthread_mutex_lock(&version->lock);
 	bool committed = version->state == KV_VERSION_COMMITTED;
@@ -449,7 +424,7 @@ static void fail_all(struct run *run, int error)
 		struct piece piece = {.job = job, .buffer = -1, .result = error, .finished = true};
 
 		for (uint32_t k = 0; k < job->count && !job->memory; k++) {
-			piece.number = job->first + k;
+			piece.blocks.number = job->first + k;
 			settle_slot(run, &piece);
 		}
 		run->mappings = &none;

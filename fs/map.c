@@ -66,6 +66,20 @@ unsigned kv_bits_end(const struct kv_bits *bits)
 	return 0;
 }
 
+bool kv_bits_is_prefix(const struct kv_bits *bits)
+{
+	return kv_bits_next(bits, 0, false) >= kv_bits_count(bits);
+}
+
+struct kv_bits kv_bits_without(const struct kv_bits *bits, const struct kv_bits *others)
+{
+	struct kv_bits rest;
+
+	for (unsigned i = 0; i < KV_CHUNK_BLOCKS / 64; i++)
+		rest.word[i] = bits->word[i] & ~others->word[i];
+	return rest;
+}
+
 /* ---- Slots ---- */
 
 const struct kv_extent *kv_slot_extents(const struct kv_slot *slot)
@@ -144,7 +158,7 @@ int kv_slot_set_bits(struct kv_slot *slot, const struct kv_bits *bits)
 
 	assert(slot->state == KV_CHUNK_DIRTY);
 	assert(slot->extent_count == 0);
-	if (kv_bits_next(bits, 0, false) >= count) {
+	if (kv_bits_is_prefix(bits)) {
 		kv_slot_clear_extents(slot);
 	} else {
 		if (!(slot->flags & KV_SLOT_BITMAP)) {
@@ -390,8 +404,10 @@ int kv_map_rebase(struct kv_version *version)
 			slot->flags &= (uint16_t) ~(KV_SLOT_FRESH | KV_SLOT_SHARED);
 			/* All of it was punched: there was nothing to write. DIRTY would mean that
 			 * its content is in the object for ever. */
-			if (slot->state == KV_CHUNK_DIRTY)
+			if (slot->state == KV_CHUNK_DIRTY) {
 				slot->state = KV_CHUNK_HOLE;
+				slot->flags &= (uint16_t)~KV_SLOT_SPARSE;
+			}
 		}
 	}
 	for (segment = RB_MIN(kv_segment_tree, &version->segments); segment && r >= 0;

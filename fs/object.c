@@ -19,6 +19,9 @@
 /* A signal, or a full tmpfs, ends an allocation, which the kernel has then undone whole. */
 #define ATTEMPTS_MAX 100
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -213,6 +216,39 @@ static int change_pages(struct kv_object *object, int mode, uint64_t offset, uin
 int kv_object_allocate(struct kv_object *object, uint64_t offset, uint64_t length)
 {
 	return change_pages(object, FALLOC_FL_KEEP_SIZE, offset, length);
+}
+
+/*
+ * The one way past huge=within_size: a fault in a mapping that wants no huge pages. Unmapped at
+ * once, so that page tables do not cost as much again.
+ */
+static int populate(struct kv_object *object, uint64_t offset, uint64_t length)
+{
+	void *memory;
+	int r = kv_object_map(object, offset, length, &memory);
+
+	if (r < 0)
+		return r;
+	if (madvise(memory, length, MADV_NOHUGEPAGE) < 0 ||
+		madvise(memory, length, MADV_POPULATE_WRITE) < 0)
+		r = -errno;
+	kv_object_unmap(memory, length);
+	/* An access would have ended in SIGBUS: the tmpfs is full. */
+	return r == -EFAULT ? -ENOSPC : r;
+}
+
+int kv_object_allocate_small(struct kv_object *object, uint64_t offset, uint64_t length)
+{
+	int r = 0;
+
+	if (!object->dram->huge || length == 0)
+		return kv_object_allocate(object, offset, length);
+	for (unsigned i = 0; i < ATTEMPTS_MAX; i++) {
+		r = populate(object, offset, length);
+		if (r != -EINTR && (r != -ENOSPC || !kv_dram_make_room(object->dram)))
+			break;
+	}
+	return r;
 }
 
 int kv_object_punch(struct kv_object *object, uint64_t offset, uint64_t length)

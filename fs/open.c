@@ -44,7 +44,7 @@ static enum residency residency_of(struct kv_version *version)
 			return FILLABLE;
 		if (slot && slot->flags & KV_SLOT_BUSY)
 			return FILLABLE;
-		if (!slot || slot->charge < kv_chunk_used(version->size, i))
+		if (!slot || !kv_slot_has_all_pages(slot, kv_chunk_used(version->size, i)))
 			allocated = false;
 	}
 	version->all_hot = allocated;
@@ -71,45 +71,43 @@ static bool is_worth_filling(const struct kv_version *version)
 	       kv_version_is_dense(version);
 }
 
+static bool has_all_pages(struct kv_version *version, uint32_t number)
+{
+	KV_LOCKED(&version->lock);
+	const struct kv_slot *slot = kv_slot_find(version, number);
+
+	return slot && kv_slot_has_all_pages(slot, kv_chunk_used(version->size, number));
+}
+
 int kv_chunk_allocate_rest(struct kv_version *version, uint32_t number)
 {
-	struct kv_core *core = version->file->core;
 	unsigned used = kv_chunk_used(version->size, number);
+	struct kv_pages pages = {.patience_ms = OPEN_PATIENCE_MS};
 	struct kv_slot *slot;
-	unsigned from;
+	struct kv_bits have;
 	int r;
 
-	(void)pthread_mutex_lock(&version->lock);
-	r = kv_slot_get(version, number, &slot);
-	if (r == 0 && (slot->flags & KV_SLOT_BUSY || slot->charge >= used))
-		r = -EAGAIN;
+	if (has_all_pages(version, number))
+		return 0;
+	/* What is published does not change. */
+	r = kv_chunk_bits(version, number, &have);
+	KV_LOCKED(&version->lock);
+	if (r == 0)
+		r = kv_slot_get(version, number, &slot);
 	if (r == 0)
 		r = kv_version_object_locked(version);
-	if (r < 0) {
-		(void)pthread_mutex_unlock(&version->lock);
-		return r == -EAGAIN ? 0 : r;
-	}
+	if (r < 0)
+		return r;
+	if (slot->flags & KV_SLOT_BUSY || kv_slot_has_all_pages(slot, used))
+		return 0;
+	if (!(slot->flags & KV_SLOT_SPARSE))
+		kv_slot_pages(slot, &have);
+	kv_bits_set(&pages.add, 0, used);
+	pages.add = kv_bits_without(&pages.add, &have);
 	slot->flags |= KV_SLOT_BUSY;
-	from = slot->charge;
-	(void)pthread_mutex_unlock(&version->lock);
-
-	uint64_t bytes = (uint64_t)(used - from) << KV_BLOCK_SHIFT;
-	r = kv_core_charge(core, bytes, OPEN_PATIENCE_MS);
-	if (r == 0) {
-		r = kv_object_allocate(version->object,
-			((uint64_t)number << KV_CHUNK_SHIFT) + ((uint64_t)from << KV_BLOCK_SHIFT),
-			bytes);
-		if (r < 0)
-			kv_core_uncharge(core, bytes);
-	}
-	KV_LOCKED(&version->lock);
-	slot = kv_slot_find(version, number);
-	slot->flags &= (uint16_t)~KV_SLOT_BUSY;
-	if (r == 0) {
-		slot->charge = used;
-		version->charged += used - from;
-	}
-	kv_park_wake(core, version);
+	r = kv_chunk_add_pages(version, number, &pages);
+	kv_slot_find(version, number)->flags &= (uint16_t)~KV_SLOT_BUSY;
+	kv_park_wake(version->file->core, version);
 	return r;
 }
 

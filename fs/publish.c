@@ -34,7 +34,7 @@ static int trim_slot(struct kv_version *version, uint32_t number, uint64_t *byte
 	struct kv_slot *slot = kv_slot_find(version, number);
 	unsigned used = kv_chunk_used(version->size, number);
 
-	if (slot->charge > used) {
+	if (slot->charge > used && !(slot->flags & KV_SLOT_SPARSE)) {
 		*bytes += (uint64_t)(slot->charge - used) << KV_BLOCK_SHIFT;
 		version->charged -= slot->charge - used;
 		slot->charge = used;

@@ -351,7 +351,7 @@ static int pin_loan(struct kv_loan *loan, uint64_t end)
 
 		/* A mapping would allocate the pages of holes. */
 		if (version->damaged || !slot || !kv_slot_is_resident(slot) ||
-			slot->charge < kv_chunk_used(version->size, i))
+			!kv_slot_has_all_pages(slot, kv_chunk_used(version->size, i)))
 			return -EAGAIN;
 	}
 	for (uint32_t i = loan->first; i <= loan->last; i++) {

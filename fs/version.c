@@ -264,17 +264,18 @@ static void take_object(struct kv_version *version, struct kv_version *from)
 			if (!theirs->charge)
 				continue;
 			assert(ours->state == KV_CHUNK_BASE);
-			ours->flags |= KV_SLOT_RESIDENT | (theirs->flags & KV_SLOT_USED);
+			ours->flags |= KV_SLOT_RESIDENT |
+				       (theirs->flags & (KV_SLOT_USED | KV_SLOT_SPARSE));
 			ours->charge = theirs->charge;
-			theirs->charge = 0;
+			version->charged += kv_slot_forget_pages(from, theirs);
 			if (theirs->state == KV_CHUNK_HOT)
 				theirs->state = KV_CHUNK_COLD;
 		}
 	}
 	version->object = kv_steal_ptr(&from->object);
 	version->object_size = from->object_size;
-	version->charged = from->charged;
-	from->object_size = from->charged = 0;
+	assert(from->charged == 0);
+	from->object_size = 0;
 	from->all_hot = false;
 	kv_version_relist_locked(from, false);
 	kv_version_relist_locked(version, true);

@@ -6,8 +6,6 @@
  */
 #include "fs/core_internal.h"
 
-#define ATTEMPTS_MAX 3u
-
 static unsigned first_block(const struct kv_span *span)
 {
 	return span->from >> KV_BLOCK_SHIFT;
@@ -25,15 +23,6 @@ static uint64_t span_end(const struct kv_span *span)
 
 /* ---- Space ---- */
 
-static struct kv_bits bits_without(const struct kv_bits *bits, const struct kv_bits *others)
-{
-	struct kv_bits rest;
-
-	for (unsigned i = 0; i < KV_CHUNK_BLOCKS / 64; i++)
-		rest.word[i] = bits->word[i] & ~others->word[i];
-	return rest;
-}
-
 /* Its extents are on their way, and useless as soon as it changes. */
 static bool is_under_way(unsigned state, unsigned flags)
 {
@@ -47,7 +36,7 @@ static unsigned blocks_new(
 	struct kv_bits added = {0};
 
 	kv_bits_set(&added, first_block(span), end_block(span));
-	added = bits_without(&added, bits);
+	added = kv_bits_without(&added, bits);
 	return kv_bits_count(&added) - kv_promise_covers(version, span->chunk, &added);
 }
 
@@ -146,76 +135,6 @@ static bool promise_now(struct kv_writer *writer, unsigned blocks)
 
 /* ---- DRAM ---- */
 
-/* Lock held. Blocks of DRAM the chunk must have before SPAN can be written. */
-static unsigned charge_wanted(struct kv_version *version, const struct kv_span *span)
-{
-	unsigned end = end_block(span);
-
-	/* A published version's object ends where the file ends. */
-	if (version->state != KV_VERSION_WRITING)
-		return kv_chunk_used(version->size, span->chunk);
-	/* A file written at once gets what it needs; one that grows by appending gets twice what it
-	 * had. */
-	if (span->chunk == 0 && version->size <= KV_CHUNK_SIZE) {
-		const struct kv_slot *slot = kv_slot_find(version, 0);
-		unsigned had = slot ? slot->charge : 0;
-
-		return end <= had
-			       ? end
-			       : (unsigned)kv_min_u64(kv_max_u64(end, 2ul * had), KV_CHUNK_BLOCKS);
-	}
-	return KV_CHUNK_BLOCKS;
-}
-
-/* Lock held. True if the next chunk is best allocated along: a huge page is two chunks, and the
- * writer goes on there. */
-static bool claim_next(struct kv_version *version, uint32_t number)
-{
-	struct kv_slot *next;
-
-	if (number % 2 || number == 0 || version->size < (uint64_t)number << KV_CHUNK_SHIFT ||
-		version->size > (uint64_t)(number + 1) << KV_CHUNK_SHIFT ||
-		number + 1 == UINT32_MAX || kv_slot_get(version, number + 1, &next) < 0)
-		return false;
-	if (next->state != KV_CHUNK_HOLE || next->charge || next->flags & KV_SLOT_BUSY)
-		return false;
-	next->flags |= KV_SLOT_BUSY;
-	return true;
-}
-
-static int charge_and_allocate(
-	struct kv_version *version, uint64_t offset, uint64_t bytes, unsigned patience_ms)
-{
-	struct kv_core *core = version->file->core;
-	int r = -ENOSPC;
-
-	for (unsigned i = 0; i < ATTEMPTS_MAX && r == -ENOSPC; i++) {
-		r = kv_core_charge(core, bytes, patience_ms);
-		if (r < 0)
-			break;
-		r = kv_object_allocate(version->object, offset, bytes);
-		if (r == 0)
-			break;
-		kv_core_uncharge(core, bytes);
-		/* The tier's filesystem is short although the budget is not: huge pages used in
-		 * part. */
-		if (r == -ENOSPC)
-			(void)kv_evict_reclaim(core, bytes);
-	}
-	return r == -EAGAIN || r == -E2BIG || r == -ENOSPC ? -ENOMEM : r;
-}
-
-/* Lock held. The chunk has BLOCKS blocks of DRAM now. */
-static void grown(struct kv_version *version, uint32_t number, unsigned blocks)
-{
-	struct kv_slot *slot = kv_slot_find(version, number);
-
-	if (blocks > slot->charge) {
-		version->charged += blocks - slot->charge;
-		slot->charge = blocks & 511;
-	}
-}
-
 /* Lock held. */
 static void free_slot(struct kv_version *version, uint32_t number)
 {
@@ -224,32 +143,11 @@ static void free_slot(struct kv_version *version, uint32_t number)
 }
 
 /* Lock held, the slot BUSY by the caller, which it stays. Drops the lock meanwhile. */
-static int grow(struct kv_version *version, uint32_t number, unsigned wanted)
+static int add_pages(struct kv_version *version, uint32_t number, const struct kv_pages *pages)
 {
-	unsigned from = kv_slot_find(version, number)->charge;
-	bool pair = wanted == KV_CHUNK_BLOCKS && from == 0 && claim_next(version, number);
-	uint64_t offset = ((uint64_t)number << KV_CHUNK_SHIFT) + ((uint64_t)from << KV_BLOCK_SHIFT);
-	bool paired = false;
-	int r = -ENOMEM;
+	int r = kv_chunk_add_pages(version, number, pages);
 
-	if (from >= wanted)
-		return 0;
-	(void)pthread_mutex_unlock(&version->lock);
-	if (pair) {
-		r = charge_and_allocate(version, offset, 2 * KV_CHUNK_SIZE, 0);
-		paired = r == 0;
-	}
-	if (r < 0)
-		r = charge_and_allocate(version, offset,
-			(uint64_t)(wanted - from) << KV_BLOCK_SHIFT, KV_PATIENCE_MS);
-	(void)pthread_mutex_lock(&version->lock);
-	if (pair) {
-		grown(version, number + 1, paired ? KV_CHUNK_BLOCKS : 0);
-		free_slot(version, number + 1);
-	}
-	if (r == 0)
-		grown(version, number, wanted);
-	return r;
+	return r == -EAGAIN ? -ENOMEM : r;
 }
 
 /* Lock held. The object, large enough for END bytes. */
@@ -284,7 +182,7 @@ static int make_dirty(struct kv_writer *writer, uint32_t number, const struct kv
 	if (slot->state == KV_CHUNK_BASE)
 		old = *bits;
 	again = blocks_again(&old, slot->state, slot->flags);
-	added = bits_without(bits, &old);
+	added = kv_bits_without(bits, &old);
 	if (slot->state == KV_CHUNK_DIRTY) {
 		more = kv_bits_count(&added);
 		if (is_under_way(slot->state, slot->flags))
@@ -306,74 +204,12 @@ static int make_dirty(struct kv_writer *writer, uint32_t number, const struct kv
 	assert(writer->promised >= again);
 	writer->promised -= again;
 	version->reserved += again;
-	return kv_slot_set_bits(slot, bits);
-}
-
-/* Copies the content of a BASE chunk, which ends with block END, into the object. */
-static int copy_base(struct kv_version *version, uint32_t number, unsigned end)
-{
-	const struct kv_span span = {.chunk = number, .to = end << KV_BLOCK_SHIFT};
-	_cleanup_free_ uint8_t *buffer = malloc(span.to);
-	uint64_t start = (uint64_t)number << KV_CHUNK_SHIFT, room;
-	struct kv_version *base;
-	int r;
-
-	if (!buffer)
-		return -ENOMEM;
-	{
-		KV_LOCKED(&version->lock);
-		base = kv_version_ref(version->base);
-		room = version->object_size - start;
-	}
-	r = kv_version_read_span(base, &span, buffer);
-	kv_version_unref(base);
-	if (r < 0)
-		return r;
-	return kv_object_write(version->object, buffer, kv_min_u64(span.to, room), start);
-}
-
-static int prepare_base(
-	struct kv_writer *writer, uint32_t number, bool content, struct kv_bits *ret_bits)
-{
-	struct kv_version *version = writer->version;
-	int r = kv_chunk_bits(version, number, ret_bits);
-	unsigned end = kv_bits_end(ret_bits);
-	bool there = false;
-
-	if (r < 0 || end == 0)
-		return r;
-	r = kv_writer_promise_more(writer, kv_bits_count(ret_bits));
-	if (r < 0)
-		return r;
-	{
-		const struct kv_span whole = {.chunk = number, .to = end << KV_BLOCK_SHIFT};
-		KV_LOCKED(&version->lock);
-
-		r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
-		/* BUSY as the slot is, it cannot be punched. */
-		there = kv_slot_find(version, number)->flags & KV_SLOT_RESIDENT;
-		if (r == 0)
-			r = grow(version, number, charge_wanted(version, &whole));
-	}
-	return r == 0 && content && !there ? copy_base(version, number, end) : r;
-}
-
-/* Makes a BASE chunk the version's own. CONTENT: with its bytes. The slot is BUSY by the caller. */
-static int own_base(struct kv_writer *writer, uint32_t number, bool content)
-{
-	struct kv_version *version = writer->version;
-	struct kv_bits bits;
-	int r = prepare_base(writer, number, content, &bits);
-	KV_LOCKED(&version->lock);
-	if (r == 0 && kv_bits_count(&bits) == 0)
-		kv_slot_find(version, number)->state = KV_CHUNK_HOLE;
-	else if (r == 0)
-		r = make_dirty(writer, number, &bits);
-	free_slot(version, number);
+	int r = kv_slot_set_bits(slot, bits);
+	kv_slot_settle_pages(slot);
 	return r;
 }
 
-/* Brings a COLD chunk of a version being written back into its object. */
+/* Brings a chunk that lies on the devices, or in a base, into the version's own object. */
 static int bring_in(struct kv_version *version, uint32_t number)
 {
 	const struct kv_fill_range range = {
@@ -388,18 +224,90 @@ static int bring_in(struct kv_version *version, uint32_t number)
 	return r == -EAGAIN ? -ENOMEM : r;
 }
 
-/* ---- One span ---- */
-
-/* Lock held. */
-static bool covers_used(const struct kv_version *version, const struct kv_span *span)
+/* Lock held. Whether the chunk, which has BITS, keeps nothing of what it has when SPAN is written.
+ */
+static bool covers(
+	const struct kv_version *version, const struct kv_span *span, const struct kv_bits *bits)
 {
-	return span->from == 0 && (span->to == KV_CHUNK_SIZE || span_end(span) >= version->size);
+	unsigned first = (unsigned)kv_div_round_up(span->from, KV_BLOCK_SIZE);
+	unsigned end =
+		span_end(span) >= version->size ? end_block(span) : span->to >> KV_BLOCK_SHIFT;
+
+	return kv_bits_next(bits, 0, true) >= first && kv_bits_end(bits) <= end;
 }
+
+/* Lock held, the chunk BASE with BITS and resident, or nothing of it is kept: now it is DIRTY. */
+static int own_pages(struct kv_writer *writer, uint32_t number, const struct kv_bits *bits)
+{
+	struct kv_version *version = writer->version;
+	int r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
+	struct kv_pages pages;
+
+	kv_pages_for_bits(bits, &pages);
+	/* BUSY as the slot is, it cannot be punched. */
+	if (r == 0 && !(kv_slot_find(version, number)->flags & KV_SLOT_RESIDENT))
+		r = add_pages(version, number, &pages);
+	return r < 0 ? r : make_dirty(writer, number, bits);
+}
+
+/*
+ * A step towards a BASE chunk that is the version's own: with its content, or without what SPAN (if
+ * there is one) covers. The slot is BUSY by the caller.
+ */
+static int own_base(struct kv_writer *writer, uint32_t number, const struct kv_span *span)
+{
+	struct kv_version *version = writer->version;
+	bool missing = false;
+	struct kv_bits bits;
+	int r = kv_chunk_bits(version, number, &bits);
+
+	if (r == 0)
+		r = kv_writer_promise_more(writer, kv_bits_count(&bits));
+	{
+		KV_LOCKED(&version->lock);
+		struct kv_slot *slot = kv_slot_find(version, number);
+
+		if (r == 0 && kv_bits_count(&bits) == 0)
+			slot->state = KV_CHUNK_HOLE;
+		else if (r == 0)
+			missing = !(slot->flags & KV_SLOT_RESIDENT) &&
+				  !(span && covers(version, span, &bits));
+		if (r == 0 && kv_bits_count(&bits) > 0 && !missing)
+			r = own_pages(writer, number, &bits);
+		free_slot(version, number);
+	}
+	return missing ? bring_in(version, number) : r;
+}
+
+/* ---- One span ---- */
 
 enum ready {
 	READY,       /* the lock is still held */
 	READY_AGAIN, /* something was done or waited for: look again */
 };
+
+/*
+ * The last step: pages. The lock is dropped meanwhile, but not between their coming and the blocks'
+ * that are on them, for a sparse chunk has the pages of its blocks.
+ */
+static int give_pages(struct kv_writer *writer, const struct kv_span *span, enum ready *ret_ready)
+{
+	struct kv_version *version = writer->version;
+	struct kv_pages pages;
+	int r = 0;
+
+	kv_pages_for_span(version, span, writer->stream, &pages);
+	if (kv_bits_end(&pages.add) > 0) {
+		kv_slot_find(version, span->chunk)->flags |= KV_SLOT_BUSY;
+		r = add_pages(version, span->chunk, &pages);
+		free_slot(version, span->chunk);
+	}
+	if (r == 0)
+		*ret_ready = READY;
+	else
+		(void)pthread_mutex_unlock(&version->lock);
+	return r;
+}
 
 /* One step towards a chunk that SPAN can be written to. Lock held; released unless READY. */
 static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum ready *ret_ready)
@@ -424,38 +332,26 @@ static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum
 	kv_slot_bits(slot, &bits);
 	if (slot->state == KV_CHUNK_BASE) {
 		slot->flags |= KV_SLOT_BUSY;
-		bool content = !covers_used(version, span);
 		(void)pthread_mutex_unlock(&version->lock);
-		return own_base(writer, span->chunk, content);
+		return own_base(writer, span->chunk, span);
 	}
-	if (slot->state == KV_CHUNK_COLD && !covers_used(version, span)) {
+	if (slot->state == KV_CHUNK_COLD && !covers(version, span, &bits)) {
 		(void)pthread_mutex_unlock(&version->lock);
 		return bring_in(version, span->chunk);
 	}
-	unsigned wanted = charge_wanted(version, span);
-	if (slot->charge < wanted) {
-		slot->flags |= KV_SLOT_BUSY;
-		r = grow(version, span->chunk, wanted);
-		free_slot(version, span->chunk);
-		(void)pthread_mutex_unlock(&version->lock);
-		return r;
-	}
 	unsigned needed =
 		blocks_new(version, span, &bits) + blocks_again(&bits, slot->state, slot->flags);
-	if (writer->promised < needed) {
-		if (is_under_way(slot->state, slot->flags) && !promise_now(writer, needed)) {
-			/* A pool may be as large as the store: then there is room when the extents
-			 * under way are there. */
-			kv_park_wait(
-				version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
-			(void)pthread_mutex_unlock(&version->lock);
-			return 0;
-		}
+	if (writer->promised >= needed)
+		return give_pages(writer, span, ret_ready);
+	if (is_under_way(slot->state, slot->flags) && !promise_now(writer, needed)) {
+		/* A pool may be as large as the store: then there is room when the extents under
+		 * way are there. */
+		kv_park_wait(version->file->core, version, &version->lock, KV_WAIT_SLICE_MS);
 		(void)pthread_mutex_unlock(&version->lock);
-		return kv_writer_promise_more(writer, needed);
+		return 0;
 	}
-	*ret_ready = READY;
-	return 0;
+	(void)pthread_mutex_unlock(&version->lock);
+	return kv_writer_promise_more(writer, needed);
 }
 
 /* Lock held, chunk ready; comes back unlocked. */
@@ -533,7 +429,7 @@ int kv_writer_own(struct kv_writer *writer, uint32_t number)
 		}
 		(void)pthread_mutex_unlock(&version->lock);
 		if (state == KV_CHUNK_BASE)
-			r = own_base(writer, number, true);
+			r = own_base(writer, number, NULL);
 		else if (state == KV_CHUNK_COLD)
 			r = bring_in(version, number);
 		else
@@ -572,6 +468,11 @@ int kv_version_write(struct kv_version *version, const void *memory, size_t size
 	r = kv_version_enter(version);
 	if (r < 0)
 		return r;
+	{
+		KV_LOCKED(&version->lock);
+		writer.stream = offset > 0 && offset == version->write_end;
+		version->write_end = offset + size;
+	}
 	r = write_spans(&writer, memory, size, offset);
 	kv_writer_done(&writer);
 	int64_t now_ns = kv_core_now_ns(version->file->core);

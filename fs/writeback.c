@@ -9,6 +9,8 @@
  */
 #include "fs/writeback_internal.h"
 
+#include <limits.h>
+
 #define WRITEBACK_THREADS_MAX 4u
 /* Versions with no more dirty bytes than this are written several at once. */
 #define SMALL_BYTES (1u << 20)
@@ -65,11 +67,12 @@ static void take_chunk(
 
 	*chunk = (struct kv_batch_chunk){
 		.version = kv_version_ref(version),
-		.number = number,
+		.content.number = number,
 		.blocks = slot->blocks,
 		.buffer = -1,
 	};
-	kv_slot_bits(slot, &chunk->bits);
+	batch->blocks += slot->blocks;
+	kv_slot_bits(slot, &chunk->content.bits);
 	slot->flags |= KV_SLOT_WRITEBACK;
 	if (!version->wrote)
 		version->flush_failures = atomic_load(&version->file->core->flush_failures);
@@ -96,7 +99,7 @@ bool kv_batch_collect(
 
 			if (number < *cursor || !is_ready(version, number, &segment->slots[i]))
 				continue;
-			if (batch->chunk_count >= limit) {
+			if (batch->chunk_count == KV_BATCH_CHUNKS || batch->blocks >= limit) {
 				*cursor = number;
 				return true;
 			}
@@ -231,8 +234,7 @@ static void work_off(struct kv_worker *worker, struct kv_version **versions, uns
 			}
 		}
 		while (more) {
-			more = kv_batch_collect(
-				&worker->batch, versions[i], &cursor, KV_BATCH_CHUNKS);
+			more = kv_batch_collect(&worker->batch, versions[i], &cursor, UINT_MAX);
 			if (more)
 				kv_batch_run(worker);
 		}
@@ -276,11 +278,11 @@ static bool spill(struct kv_worker *worker)
 			writing = versions[i]->state == KV_VERSION_WRITING;
 			cursor = versions[i]->cursor;
 		}
-		if (writing && worker->batch.chunk_count < worker->spill_chunks) {
+		if (writing && worker->batch.blocks < worker->spill_blocks) {
 			unsigned before = worker->batch.chunk_count;
 
 			(void)kv_batch_collect(
-				&worker->batch, versions[i], &cursor, worker->spill_chunks);
+				&worker->batch, versions[i], &cursor, worker->spill_blocks);
 			if (worker->batch.chunk_count == before || cursor == UINT32_MAX)
 				cursor = 0;
 			KV_LOCKED(&versions[i]->lock);
@@ -363,8 +365,8 @@ static void *writeback_main(void *arg)
 		abort();
 	worker->core = arg;
 	worker->ring_error = kv_ring_new(worker->core->devices, KV_RING_DEPTH, &worker->ring);
-	worker->spill_chunks = (unsigned)kv_min_u64(
-		KV_RUN_CHUNKS, kv_max_u64(1, worker->core->budget / 16 / KV_CHUNK_SIZE));
+	worker->spill_blocks = (unsigned)kv_min_u64(
+		KV_RUN_CHUNKS * KV_CHUNK_BLOCKS, worker->core->budget / 16 / KV_BLOCK_SIZE);
 	worker_loop(worker);
 	kv_batch_done(worker);
 	if (worker->ring_error == 0)

@@ -13,11 +13,9 @@
 /* A chunk on its way to a device. Its slot has WRITEBACK; its blocks' promise is the job's. */
 struct kv_batch_chunk {
 	struct kv_version *version; /* counted */
-	uint32_t number;
+	struct kv_blocks content;
 	unsigned blocks;
-	struct kv_bits bits;
-	uint8_t *memory; /* where the chunk's first byte is, or would be */
-	int buffer;      /* ring buffer that holds it, or -1 */
+	int buffer; /* ring buffer that holds it, or -1 */
 	struct kv_extent *extents;
 	unsigned extent_count;
 	unsigned left; /* transfers */
@@ -34,6 +32,7 @@ struct kv_mapping {
 struct kv_batch {
 	struct kv_batch_chunk chunks[KV_BATCH_CHUNKS];
 	unsigned chunk_count;
+	unsigned blocks; /* of all chunks */
 	struct kv_mapping mappings[KV_BATCH_CHUNKS];
 	unsigned mapping_count;
 	int buffers[KV_BATCH_CHUNKS]; /* ring buffers in use */
@@ -49,13 +48,13 @@ struct kv_worker {
 	struct kv_core *core;
 	struct kv_ring *ring;
 	int ring_error;
-	unsigned spill_chunks; /* most chunks of one early batch */
+	unsigned spill_blocks; /* an early batch ends with the chunk that reaches that */
 	struct kv_batch batch;
 };
 
 /*
- * Adds VERSION's dirty chunks from *CURSOR on that can be written now, until the batch has LIMIT.
- * True if there are more; *cursor is then the next one, else UINT32_MAX.
+ * Adds VERSION's dirty chunks from *CURSOR on that can be written now, until the batch is full or
+ * has LIMIT blocks. True if there are more; *cursor is then the next one, else UINT32_MAX.
  */
 bool kv_batch_collect(
 	struct kv_batch *batch, struct kv_version *version, uint32_t *cursor, unsigned limit);

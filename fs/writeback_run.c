@@ -6,7 +6,6 @@
 #include "fs/writeback_internal.h"
 
 #include <inttypes.h>
-#include <xxhash.h>
 
 /* Chunks of a file go to the devices in runs of that many. */
 #define STRIPE_CHUNKS 4u
@@ -18,64 +17,87 @@
 
 /* ---- Extents ---- */
 
-/* Turns the chunk's promise into extents, run by run. */
+/* The piece of EXTENT that is for block FIRST of the chunk and those behind it, up to END. Takes it
+ * off EXTENT. */
+static struct kv_extent take_piece(struct kv_extent *extent, unsigned first, unsigned end)
+{
+	struct kv_extent piece = *extent;
+
+	piece.block = (uint16_t)first;
+	piece.count = (uint32_t)kv_min_u64(extent->count, end - first);
+	extent->start += piece.count;
+	extent->count -= piece.count;
+	return piece;
+}
+
+/*
+ * Turns the chunk's promise into extents: all at once, so that runs of blocks with holes between
+ * them lie side by side on the device, then cut at the holes.
+ */
 static int allocate_extents(struct kv_core *core, struct kv_batch_chunk *chunk, unsigned device)
 {
-	struct kv_extent found[KV_CHUNK_BLOCKS];
+	struct kv_extent found[KV_CHUNK_BLOCKS], cut[KV_CHUNK_BLOCKS];
+	struct kv_extent *rest = found;
 	unsigned count = 0;
-	int r = 0;
+	int r = kv_space_alloc(core->space, (uint16_t)device, chunk->blocks, 0, found);
 
-	for (unsigned b = kv_bits_next(&chunk->bits, 0, true); b < KV_CHUNK_BLOCKS;) {
-		unsigned end = kv_bits_next(&chunk->bits, b, false);
-
-		r = kv_space_alloc(
-			core->space, (uint16_t)device, end - b, (uint16_t)b, &found[count]);
-		if (r < 0)
-			break;
-		chunk->promised -= end - b;
-		count += (unsigned)r;
-		b = kv_bits_next(&chunk->bits, end, true);
+	if (r < 0)
+		return r;
+	chunk->promised = 0;
+	KV_BITS_FOREACH (first, end, &chunk->content.bits) {
+		for (unsigned b = first; b < end; b += cut[count++].count) {
+			rest += rest->count == 0;
+			cut[count] = take_piece(rest, b, end);
+		}
 	}
-	if (r >= 0)
-		chunk->extents = malloc(count * sizeof(found[0]));
-	if (r < 0 || !chunk->extents) {
-		kv_space_cancel(core->space, found, count);
-		return r < 0 ? r : -ENOMEM;
+	chunk->extents = malloc(count * sizeof(cut[0]));
+	if (!chunk->extents) {
+		kv_space_cancel(core->space, cut, count);
+		return -ENOMEM;
 	}
-	memcpy(chunk->extents, found, count * sizeof(found[0]));
+	memcpy(chunk->extents, cut, count * sizeof(cut[0]));
 	chunk->extent_count = count;
 	return 0;
 }
 
 static unsigned device_of(const struct kv_core *core, const struct kv_batch_chunk *chunk)
 {
-	return (unsigned)((chunk->version->file->ino + chunk->number / STRIPE_CHUNKS) %
+	return (unsigned)((chunk->version->file->ino + chunk->content.number / STRIPE_CHUNKS) %
 			  kv_devices_count(core->devices));
 }
 
 /* ---- Memory ---- */
 
-/* A copy in a registered buffer that small chunks share. False if there is no room. */
-static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
+/* Room for BYTES in a registered buffer that small chunks share, or NULL. */
+static uint8_t *slab_get(struct kv_worker *worker, size_t bytes)
 {
 	struct kv_batch *batch = &worker->batch;
-	size_t bytes = (size_t)kv_bits_end(&chunk->bits) << KV_BLOCK_SHIFT;
 
 	if (!batch->slab || batch->slab_used + bytes > KV_RING_BUFFER_SIZE) {
 		int index;
 		uint8_t *buffer = kv_ring_buffer_get(worker->ring, &index);
 
 		if (!buffer)
-			return false;
+			return NULL;
 		batch->slab = buffer;
 		batch->slab_used = 0;
 		batch->buffers[batch->buffer_count++] = index;
 	}
-	int r = kv_object_read(chunk->version->object, batch->slab + batch->slab_used, bytes,
-		(uint64_t)chunk->number << KV_CHUNK_SHIFT);
-	if (r < 0)
+	return batch->slab + batch->slab_used;
+}
+
+/* A copy of the chunk's blocks, packed. False if there is no room. */
+static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
+{
+	struct kv_batch *batch = &worker->batch;
+	size_t bytes = (size_t)chunk->blocks << KV_BLOCK_SHIFT;
+	struct kv_blocks copy = chunk->content;
+
+	copy.packed = true;
+	copy.memory = slab_get(worker, bytes);
+	if (!copy.memory || kv_blocks_load(&copy, chunk->version->object) < 0)
 		return false;
-	chunk->memory = batch->slab + batch->slab_used;
+	chunk->content = copy;
 	chunk->buffer = batch->buffers[batch->buffer_count - 1];
 	batch->slab_used += bytes;
 	return true;
@@ -83,7 +105,8 @@ static bool copy_to_slab(struct kv_worker *worker, struct kv_batch_chunk *chunk)
 
 static bool follows(const struct kv_batch_chunk *before, const struct kv_batch_chunk *chunk)
 {
-	return before->version == chunk->version && before->number + 1 == chunk->number;
+	return before->version == chunk->version &&
+	       before->content.number + 1 == chunk->content.number;
 }
 
 /* Maps the run of neighbours that begins with chunk FIRST. Returns how many chunks that are. */
@@ -97,12 +120,13 @@ static unsigned map_run(struct kv_batch *batch, unsigned first)
 	while (count < left && count < KV_RUN_CHUNKS && follows(&chunks[count - 1], &chunks[count]))
 		count++;
 	mapping->length = ((size_t)(count - 1) << KV_CHUNK_SHIFT) +
-			  ((size_t)kv_bits_end(&chunks[count - 1].bits) << KV_BLOCK_SHIFT);
-	r = kv_object_map(chunks[0].version->object, (uint64_t)chunks[0].number << KV_CHUNK_SHIFT,
-		mapping->length, &mapping->memory);
+			  ((size_t)kv_bits_end(&chunks[count - 1].content.bits) << KV_BLOCK_SHIFT);
+	r = kv_object_map(chunks[0].version->object,
+		(uint64_t)chunks[0].content.number << KV_CHUNK_SHIFT, mapping->length,
+		&mapping->memory);
 	for (unsigned i = 0; i < count; i++) {
 		if (r == 0)
-			chunks[i].memory =
+			chunks[i].content.memory =
 				(uint8_t *)mapping->memory + ((size_t)i << KV_CHUNK_SHIFT);
 		else
 			chunks[i].result = r;
@@ -117,9 +141,13 @@ static void find_memory(struct kv_worker *worker)
 	struct kv_batch *batch = &worker->batch;
 
 	for (unsigned i = 0; i < batch->chunk_count;) {
-		size_t bytes = (size_t)kv_bits_end(&batch->chunks[i].bits) << KV_BLOCK_SHIFT;
+		size_t bytes = (size_t)batch->chunks[i].blocks << KV_BLOCK_SHIFT;
+		/* Each hole would be one transfer more. */
+		size_t most = kv_bits_is_prefix(&batch->chunks[i].content.bits)
+				      ? COPY_BYTES
+				      : KV_RING_BUFFER_SIZE;
 
-		if (bytes <= COPY_BYTES && copy_to_slab(worker, &batch->chunks[i]))
+		if (bytes <= most && copy_to_slab(worker, &batch->chunks[i]))
 			i++;
 		else
 			i += map_run(batch, i);
@@ -139,43 +167,15 @@ static int add_ios(struct kv_batch *batch, struct kv_batch_chunk *chunk)
 		batch->ios = ios;
 		batch->io_capacity = capacity;
 	}
-	for (unsigned i = 0; i < chunk->extent_count; i++) {
-		const struct kv_extent *extent = &chunk->extents[i];
-
-		batch->ios[batch->io_count++] = (struct kv_io){
-			.kind = KV_IO_WRITE,
-			.device = extent->device,
-			.buffer = chunk->buffer,
-			.offset = kv_extent_offset(extent),
-			.memory = chunk->memory + ((size_t)extent->block << KV_BLOCK_SHIFT),
-			.length = extent->count << KV_BLOCK_SHIFT,
-			.arg = chunk,
-		};
-	}
-	chunk->left = chunk->extent_count;
+	const struct kv_io template = {
+		.kind = KV_IO_WRITE,
+		.buffer = chunk->buffer,
+		.arg = chunk,
+	};
+	chunk->left = kv_blocks_ios(&chunk->content, chunk->extents, chunk->extent_count, &template,
+		&batch->ios[batch->io_count]);
+	batch->io_count += chunk->left;
 	return 0;
-}
-
-static uint64_t sum_of(const struct kv_batch_chunk *chunk)
-{
-	const struct kv_extent *extents = chunk->extents;
-	XXH3_state_t *state;
-	uint64_t sum;
-
-	if (chunk->extent_count == 1)
-		return XXH3_64bits(chunk->memory + ((size_t)extents[0].block << KV_BLOCK_SHIFT),
-			(size_t)extents[0].count << KV_BLOCK_SHIFT);
-	state = XXH3_createState();
-	if (!state)
-		abort();
-	(void)XXH3_64bits_reset(state);
-	for (unsigned i = 0; i < chunk->extent_count; i++)
-		(void)XXH3_64bits_update(state,
-			chunk->memory + ((size_t)extents[i].block << KV_BLOCK_SHIFT),
-			(size_t)extents[i].count << KV_BLOCK_SHIFT);
-	sum = XXH3_64bits_digest(state);
-	XXH3_freeState(state);
-	return sum;
 }
 
 /* Lock held. The slot of a chunk that is on the devices now. */
@@ -199,14 +199,16 @@ static int adopt_extents(struct kv_batch_chunk *chunk, struct kv_slot *slot, uin
 static void finish_chunk(struct kv_core *core, struct kv_batch_chunk *chunk)
 {
 	struct kv_version *version = chunk->version;
-	uint64_t sum = chunk->result == 0 ? sum_of(chunk) : 0;
+	uint64_t sum = chunk->result == 0
+			       ? kv_blocks_sum(&chunk->content, chunk->extents, chunk->extent_count)
+			       : 0;
 	uint64_t bytes = (uint64_t)chunk->blocks << KV_BLOCK_SHIFT;
 
 	assert(!chunk->finished && chunk->left == 0);
 	chunk->finished = true;
 	{
 		KV_LOCKED(&version->lock);
-		struct kv_slot *slot = kv_slot_find(version, chunk->number);
+		struct kv_slot *slot = kv_slot_find(version, chunk->content.number);
 		bool stale = slot->flags & KV_SLOT_REDIRTIED;
 		slot->flags &= (uint16_t) ~(KV_SLOT_WRITEBACK | KV_SLOT_REDIRTIED);
 		if (chunk->result == 0 && !stale)
@@ -262,7 +264,7 @@ static void retry_chunk(struct kv_worker *worker, struct kv_batch_chunk *chunk)
 	unsigned refused_count = chunk->extent_count;
 	int r = 0;
 
-	if (refused_count == 0 || !chunk->memory) {
+	if (refused_count == 0 || !chunk->content.memory) {
 		finish_chunk(core, chunk);
 		return;
 	}
@@ -305,6 +307,7 @@ static void batch_reset(struct kv_worker *worker)
 		kv_version_unref(batch->chunks[i].version);
 	}
 	batch->mapping_count = batch->buffer_count = batch->chunk_count = batch->io_count = 0;
+	batch->blocks = 0;
 	batch->slab = NULL;
 }
 

@@ -3,7 +3,7 @@
  * Random changes compared with a model in memory: bytes, sizes, holes and blocks, with so little
  * DRAM that chunks are written early, punched and brought back all the time.
  */
-#include "tests/unit/unit_core.h"
+#include "tests/unit/unit_pools.h"
 
 #define SPACE_MIB 24u
 #define ROUNDS 260u
@@ -142,17 +142,41 @@ static void expect_all(struct kv_version *version, const struct model *model)
 		expect_range(version, model, at, 3 * MIB);
 }
 
-static void change(struct kv_version *version, struct model *model, uint64_t *seed)
-{
-	uint64_t offset = unit_random(seed) % (SPACE_MIB * MIB - 1);
-	uint64_t length = 1 + unit_random(seed) % (unit_random(seed) % 4 ? 70000 : 3 * MIB);
-	uint64_t kind = unit_random(seed) % 12;
+struct piece {
+	uint64_t offset;
+	uint64_t length;
+};
 
-	if (unit_random(seed) % 3 == 0)
-		offset &= ~(MIB - 1);
-	if (unit_random(seed) % 5 == 0)
-		length = (1 + unit_random(seed) % 3) * MIB;
-	length = kv_min_u64(length, SPACE_MIB * MIB - offset);
+/* Pieces of all sizes, many of them at the start of chunks; or (BLOCKS) a few blocks, whole ones
+ * most of the time, few of them side by side. */
+static struct piece choose(uint64_t *seed, bool blocks)
+{
+	struct piece piece = {.offset = unit_random(seed) % (SPACE_MIB * MIB - 1)};
+
+	if (blocks && unit_random(seed) % 16) {
+		piece.length = (1 + unit_random(seed) % 3) * KV_BLOCK_SIZE;
+		if (unit_random(seed) % 4)
+			piece.offset &= ~(uint64_t)(KV_BLOCK_SIZE - 1);
+	} else {
+		piece.length = 1 + unit_random(seed) % (unit_random(seed) % 4 ? 70000 : 3 * MIB);
+		if (unit_random(seed) % 3 == 0)
+			piece.offset &= ~(MIB - 1);
+		if (unit_random(seed) % 5 == 0)
+			piece.length = (1 + unit_random(seed) % 3) * MIB;
+	}
+	piece.length = kv_min_u64(piece.length, SPACE_MIB * MIB - piece.offset);
+	return piece;
+}
+
+static void change(struct kv_version *version, struct model *model, uint64_t *seed, bool blocks)
+{
+	struct piece piece = choose(seed, blocks);
+	uint64_t offset = piece.offset, length = piece.length;
+	uint64_t kind = unit_random(seed) % (blocks ? 48 : 12);
+
+	/* With blocks, three in four more are writes, and cuts are rare. */
+	if (kind >= 12 || (blocks && kind == 6 && unit_random(seed) % 8))
+		kind = 0;
 	if (kind < 6) {
 		uint8_t *memory = malloc(length);
 		unit_random_fill(seed, memory, length);
@@ -189,23 +213,46 @@ static void change(struct kv_version *version, struct model *model, uint64_t *se
 	expect_seek(version, model, unit_random(seed) % (SPACE_MIB * MIB));
 }
 
-static void run_model(uint64_t seed, uint64_t dram, unsigned devices)
+/* What is clean goes, or what is dirty is written so that it can, now and then. */
+static void evict(struct unit *unit, uint64_t *seed)
 {
+	if (unit_random(seed) % 4 == 0)
+		kv_writeback_kick(unit->core, true);
+	if (unit_random(seed) % 3 == 0)
+		(void)kv_evict_reclaim(unit->core, unit_random(seed) % MIB);
+}
+
+struct options {
+	uint64_t seed;
+	uint64_t dram;
+	unsigned devices;
+	bool blocks;
+	unsigned rounds;
+};
+
+static void run_model(struct options options)
+{
+	uint64_t seed = options.seed;
 	struct unit unit;
 	struct model model, old_model;
 	struct kv_version *old = NULL, *version;
 
-	unit_init(&unit, (struct unit_sizes){.store = 200 * MIB, .dram = dram, .devices = devices});
+	unit_init(&unit,
+		(struct unit_sizes){
+			.store = 200 * MIB, .dram = options.dram, .devices = options.devices});
 	model_init(&model);
 	model_init(&old_model);
 	uint64_t ino = unit_create(&unit, "a");
 	struct kv_file *file = unit_file(&unit, ino);
 	version = unit_new(file, NULL);
-	for (unsigned i = 0; i < ROUNDS; i++) {
-		change(version, &model, &seed);
+	for (unsigned i = 0; i < options.rounds; i++) {
+		change(version, &model, &seed, options.blocks);
+		if (options.blocks)
+			evict(&unit, &seed);
+		unit_expect_pages(version);
 		assert_int_equal(unit_attr(version).size, model.size);
 		assert_int_equal(unit_attr(version).blocks, model_count(&model));
-		if (unit_random(&seed) % 20)
+		if (unit_random(&seed) % (options.blocks ? 60 : 20))
 			continue;
 		bool goes_on = unit_random(&seed) % 2;
 		assert_int_equal(goes_on ? kv_version_publish(version) : unit_publish(version), 0);
@@ -250,21 +297,35 @@ static void run_model(uint64_t seed, uint64_t dram, unsigned devices)
 static void test_core_model__least_dram(void **state)
 {
 	(void)state;
-	run_model(0x1234567, 16 * MIB, 0);
+	run_model((struct options){.seed = 0x1234567, .dram = 16 * MIB, .rounds = ROUNDS});
 }
 
 /* The same with enough DRAM. */
 static void test_core_model__enough_dram(void **state)
 {
 	(void)state;
-	run_model(0x777, 256 * MIB, 0);
+	run_model((struct options){.seed = 0x777, .dram = 256 * MIB, .rounds = ROUNDS});
 }
 
 /* The same over three devices. */
 static void test_core_model__three_devices(void **state)
 {
 	(void)state;
-	run_model(0xabcdef, 16 * MIB, 3);
+	run_model((struct options){
+		.seed = 0xabcdef, .dram = 16 * MIB, .devices = 3, .rounds = ROUNDS});
+}
+
+/* A few blocks at a time, with chunks that are written, dropped from DRAM and brought back in all
+ * states, and what each costs in DRAM right to the page. */
+static void test_core_model__blocks(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < 3; i++)
+		run_model((struct options){.seed = 0x5eed + i,
+			.dram = i ? 16 * MIB : 64 * MIB,
+			.devices = i == 2 ? 3 : 0,
+			.blocks = true,
+			.rounds = 2 * ROUNDS});
 }
 
 /* A write to a huge offset, truncation to a huge size and seeking there cost next to nothing. */
@@ -326,6 +387,7 @@ int main(void)
 		cmocka_unit_test(test_core_model__least_dram),
 		cmocka_unit_test(test_core_model__enough_dram),
 		cmocka_unit_test(test_core_model__three_devices),
+		cmocka_unit_test(test_core_model__blocks),
 		cmocka_unit_test(test_core_model__huge_sparse),
 	};
 

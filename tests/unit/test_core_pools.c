@@ -6,73 +6,9 @@
 #include <fcntl.h>
 
 #include "fs/core_internal.h"
-#include "tests/unit/unit_core.h"
+#include "tests/unit/unit_pools.h"
 
 #define TIB (UINT64_C(1) << 40)
-
-static uint64_t charged(struct unit *unit)
-{
-	struct kv_dram_usage usage;
-
-	kv_dram_usage(kv_core_dram(unit->core), &usage);
-	return usage.charged;
-}
-
-/* A pool that its owner has open. */
-struct pool {
-	struct kv_file *file;
-	struct kv_version *version;
-	uint64_t ino;
-};
-
-static struct pool pool_new(struct unit *unit, const char *name, uint64_t allocated)
-{
-	struct pool pool = {.ino = unit_create(unit, name)};
-
-	pool.file = unit_file(unit, pool.ino);
-	pool.version = unit_new(pool.file, NULL);
-	kv_file_opened(pool.file);
-	if (allocated > 0)
-		assert_int_equal(kv_version_allocate(pool.version, 0, 0, allocated), 0);
-	return pool;
-}
-
-static void pool_close(struct pool *pool)
-{
-	kv_version_unref(pool->version);
-	kv_file_closed(pool->file);
-	kv_file_put(pool->file);
-}
-
-static void pool_end(struct unit *unit, struct pool *pool, const char *name)
-{
-	unit_unlink(unit, name);
-	pool_close(pool);
-}
-
-/* As fsync does: publishes, waits, and goes on with a version made from that. */
-static void pool_sync(struct pool *pool)
-{
-	struct kv_version *published = pool->version;
-
-	assert_int_equal(kv_version_publish(published), 0);
-	assert_int_equal(kv_version_sync(published), 0);
-	pool->version = unit_new(pool->file, published);
-	kv_version_continue(pool->version, published);
-	kv_version_unref(published);
-}
-
-static void expect_zeros(struct kv_version *version, uint64_t size, uint64_t offset)
-{
-	uint8_t *memory = malloc(size), *expected = calloc(1, size);
-
-	assert_non_null(memory);
-	assert_non_null(expected);
-	assert_int_equal(kv_version_read(version, memory, size, offset), (ssize_t)size);
-	assert_memory_equal(memory, expected, size);
-	free(memory);
-	free(expected);
-}
 
 /* Files that stay open until nothing more fits. Returns how many. */
 static unsigned fill_store(struct unit *unit, struct kv_file **files, unsigned capacity)
@@ -124,14 +60,14 @@ static void test_core_pools__fallocate_is_a_promise(void **state)
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){
 				 .store = 2 * TIB, .dram = 16 * MIB, .devices = 1, .sparse = true});
-	struct pool pool = pool_new(&unit, "pool", TIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", TIB);
 	assert_int_equal(unit_attr(pool.version).size, TIB);
 	assert_int_equal(unit_attr(pool.version).blocks, TIB / KV_BLOCK_SIZE);
 	assert_int_equal(unit_attr(pool.version).unwritten, TIB / KV_BLOCK_SIZE);
 	assert_int_equal(unit_usage(&unit).reserved, TIB / KV_BLOCK_SIZE);
-	assert_int_equal(charged(&unit), 0);
+	assert_int_equal(unit_charged(&unit), 0);
 	assert_int_equal(unit.disk.writes, 0);
-	expect_zeros(pool.version, 3 * MIB, TIB / 2 - 77);
+	unit_expect_zeros(pool.version, 3 * MIB, TIB / 2 - 77);
 	assert_int_equal(kv_version_seek(pool.version, 0, SEEK_DATA, &found), -ENXIO);
 	assert_int_equal(kv_version_seek(pool.version, 5, SEEK_HOLE, &found), 0);
 	assert_int_equal(found, 5);
@@ -142,7 +78,7 @@ static void test_core_pools__fallocate_is_a_promise(void **state)
 	assert_int_equal(unit_attr(pool.version).unwritten, TIB / KV_BLOCK_SIZE - 1);
 	assert_int_equal(unit_usage(&unit).reserved, TIB / KV_BLOCK_SIZE);
 	/* A second one does not fit, and nothing changes. */
-	struct pool other = pool_new(&unit, "other", 0);
+	struct unit_pool other = unit_pool_new(&unit, "other", 0);
 	assert_int_equal(kv_version_allocate(other.version, 0, 0, TIB), -ENOSPC);
 	assert_int_equal(unit_attr(other.version).size, 0);
 	assert_int_equal(unit_attr(other.version).blocks, 0);
@@ -150,8 +86,8 @@ static void test_core_pools__fallocate_is_a_promise(void **state)
 	assert_int_equal(kv_version_truncate(other.version, 100 * TIB), 0);
 	assert_int_equal(unit_attr(other.version).blocks, 0);
 	assert_int_equal(unit_usage(&unit).reserved, TIB / KV_BLOCK_SIZE);
-	pool_end(&unit, &other, "other");
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &other, "other");
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
 }
@@ -166,7 +102,7 @@ static void test_core_pools__memory_by_what_is_touched(void **state)
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){
 				 .store = 2 * TIB, .dram = 32 * MIB, .devices = 1, .sparse = true});
-	struct pool pool = pool_new(&unit, "pool", TIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", TIB);
 	for (unsigned i = 0; i < 64; i++) {
 		uint64_t slot = unit_random(&seed) % (TIB / (2 * MIB));
 		assert_int_equal(unit_write_pattern(pool.version, 2 * MIB, slot * 2 * MIB, i), 0);
@@ -177,7 +113,7 @@ static void test_core_pools__memory_by_what_is_touched(void **state)
 	assert_true(bytes <= 64 * 1100);
 	const struct kv_range *range = RB_ROOT(&pool.version->ranges);
 	assert_true(range && !RB_LEFT(range, entry) && !RB_RIGHT(range, entry));
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
 }
@@ -193,7 +129,7 @@ static void test_core_pools__writes_never_fail_for_space(void **state)
 	(void)state;
 	unit_init(
 		&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB, .quota = 24 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 16 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 16 * MIB);
 	unsigned count = fill_store(&unit, files, 32);
 	assert_in_range(count, 2, 9);
 	for (unsigned i = 0; i < 200; i++) {
@@ -213,7 +149,7 @@ static void test_core_pools__writes_never_fail_for_space(void **state)
 	assert_true(kv_stat_get(&unit.stats.writeback_chunks) > 0);
 	assert_int_equal(unit_attr(pool.version).blocks, 16 * 256);
 	assert_int_equal(unit_attr(pool.version).unwritten, 0);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	close_all(&unit, files, count);
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
@@ -229,15 +165,15 @@ static void test_core_pools__enospc_evicts_nothing_in_vain(void **state)
 		&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB, .quota = 32 * MIB});
 	uint64_t ino = unit_put(&unit, "a", 4 * MIB, 1);
 	unit_sync(&unit);
-	struct pool pool = pool_new(&unit, "pool", 20 * MIB);
-	struct pool other = pool_new(&unit, "other", 0);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 20 * MIB);
+	struct unit_pool other = unit_pool_new(&unit, "other", 0);
 	assert_int_equal(kv_version_allocate(other.version, 0, 0, 13 * MIB), -ENOSPC);
 	assert_int_equal(unit_lookup(&unit, "a"), ino);
 	/* One that is possible does. */
 	assert_int_equal(kv_version_allocate(other.version, 0, 0, 11 * MIB), 0);
 	assert_int_equal(unit_lookup(&unit, "a"), 0);
-	pool_end(&unit, &other, "other");
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &other, "other");
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
 }
@@ -252,7 +188,7 @@ static void test_core_pools__accounts_are_exact(void **state)
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){.store = 128 * MIB, .dram = 16 * MIB});
 	for (unsigned written = 0; written < 3; written++) {
-		struct pool pool = pool_new(&unit, "pool", 20 * MIB);
+		struct unit_pool pool = unit_pool_new(&unit, "pool", 20 * MIB);
 		struct kv_version *version = pool.version;
 
 		/* Not at all, dirty in part, and on the device for the most part. */
@@ -271,7 +207,7 @@ static void test_core_pools__accounts_are_exact(void **state)
 		assert_int_equal(
 			kv_version_allocate(version, FALLOC_FL_ZERO_RANGE, 100, 3 * MIB), 0);
 		assert_int_equal(unit_attr(version).blocks, size / KV_BLOCK_SIZE);
-		expect_zeros(version, 3 * MIB, 100);
+		unit_expect_zeros(version, 3 * MIB, 100);
 		assert_int_equal(
 			kv_version_allocate(version, FALLOC_FL_KEEP_SIZE, 30 * MIB, MIB), 0);
 		assert_int_equal(unit_attr(version).size, size);
@@ -282,7 +218,7 @@ static void test_core_pools__accounts_are_exact(void **state)
 		assert_int_equal(unit_attr(version).blocks, 10 * 256 + 1);
 		assert_int_equal(unit_write_pattern(version, MIB, 9 * MIB + 5, 3), 0);
 		unit_expect_pattern(version, MIB, 9 * MIB + 5, 3);
-		pool_end(&unit, &pool, "pool");
+		unit_pool_end(&unit, &pool, "pool");
 		unit_expect_used(&unit, 0);
 	}
 	unit_done(&unit);
@@ -299,16 +235,16 @@ static void test_core_pools__never_old_bytes(void **state)
 	(void)unit_put(&unit, "secret", 12 * MIB, 1);
 	unit_sync(&unit);
 	unit_unlink(&unit, "secret");
-	struct pool pool = pool_new(&unit, "pool", 14 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 14 * MIB);
 	for (unsigned i = 0; i < 14; i++) {
-		expect_zeros(pool.version, MIB, i * MIB);
+		unit_expect_zeros(pool.version, MIB, i * MIB);
 		assert_int_equal(unit_write_pattern(pool.version, 10, i * MIB + 5000, 2), 0);
-		expect_zeros(pool.version, 5000, i * MIB);
-		expect_zeros(pool.version, MIB - 5010, i * MIB + 5010);
+		unit_expect_zeros(pool.version, 5000, i * MIB);
+		unit_expect_zeros(pool.version, MIB - 5010, i * MIB + 5010);
 	}
-	pool_sync(&pool);
-	expect_zeros(pool.version, MIB - 5010, MIB + 5010);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_sync(&pool);
+	unit_expect_zeros(pool.version, MIB - 5010, MIB + 5010);
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
 }
@@ -323,7 +259,7 @@ static void test_core_pools__clone_into_a_range(void **state)
 	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB});
 	struct kv_file *file = unit_file(&unit, unit_put(&unit, "a", 3 * MIB + 10, 1));
 	struct kv_version *from = unit_current(file);
-	struct pool pool = pool_new(&unit, "pool", 8 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 8 * MIB);
 	assert_int_equal(unit_write_pattern(pool.version, 2 * MIB, 2 * MIB, 2), 0);
 	const struct kv_clone clone = {.from = from, .to_offset = MIB, .length = 3 * MIB + 10};
 	assert_int_equal(kv_version_clone(pool.version, &clone, &copied), 0);
@@ -334,13 +270,13 @@ static void test_core_pools__clone_into_a_range(void **state)
 	assert_int_equal(kv_version_allocate(pool.version, FALLOC_FL_ZERO_RANGE, MIB, 2 * MIB), 0);
 	assert_int_equal(unit_attr(pool.version).blocks, 8 * 256);
 	assert_int_equal(unit_attr(pool.version).unwritten, 7 * 256 - 1);
-	expect_zeros(pool.version, 2 * MIB, MIB);
-	pool_sync(&pool);
+	unit_expect_zeros(pool.version, 2 * MIB, MIB);
+	unit_pool_sync(&pool);
 	assert_int_equal(unit_attr(pool.version).blocks, 8 * 256);
 	assert_int_equal(unit_write_pattern(pool.version, 8 * MIB, 0, 3), 0);
 	unit_expect_pattern(pool.version, 8 * MIB, 0, 3);
 	unit_expect_pattern(from, 3 * MIB + 10, 0, 1);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	kv_version_unref(from);
 	kv_file_put(file);
 	unit_unlink(&unit, "a");
@@ -359,16 +295,16 @@ static void test_core_pools__promise_outlives_fsync(void **state)
 	(void)state;
 	unit_init(
 		&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB, .quota = 24 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 12 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 12 * MIB);
 	assert_int_equal(unit_write_pattern(pool.version, MIB, 0, 1), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	assert_int_equal(unit_attr(pool.version).blocks, 12 * 256);
 	assert_int_equal(unit_attr(pool.version).unwritten, 11 * 256);
 	unsigned count = fill_store(&unit, files, 32);
 	for (unsigned i = 1; i < 12; i++) {
 		assert_int_equal(unit_write_pattern(pool.version, MIB, i * MIB, 1), 0);
 		if (i % 4 == 0)
-			pool_sync(&pool);
+			unit_pool_sync(&pool);
 	}
 	unit_expect_pattern(pool.version, 12 * MIB, 0, 1);
 	close_all(&unit, files, count);
@@ -380,7 +316,7 @@ static void test_core_pools__promise_outlives_fsync(void **state)
 	kv_version_give_up(pool.version);
 	kv_version_give_up(pool.version);
 	assert_int_equal(unit_attr(pool.version).blocks, 12 * 256);
-	pool_close(&pool);
+	unit_pool_close(&pool);
 	unit_expect_used(&unit, 12 * 256);
 	/* What was only allocated is a hole after the publish. */
 	unit_chill(&unit);
@@ -389,7 +325,7 @@ static void test_core_pools__promise_outlives_fsync(void **state)
 	pool.version = unit_current(pool.file);
 	assert_int_equal(unit_attr(pool.version).size, 13 * MIB);
 	unit_expect_pattern(pool.version, 12 * MIB, 0, 1);
-	expect_zeros(pool.version, MIB, 12 * MIB);
+	unit_expect_zeros(pool.version, MIB, 12 * MIB);
 	kv_version_unref(pool.version);
 	kv_file_put(pool.file);
 	unit_unlink(&unit, "pool");
@@ -418,10 +354,10 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	(void)state;
 	/* 8 segments of 32 chunks. */
 	unit_init(&unit, (struct unit_sizes){.store = 700 * MIB, .dram = 16 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 256 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 256 * MIB);
 	assert_int_equal(unit_write_pattern(pool.version, 256 * MIB, 0, 1), 0);
-	pool_sync(&pool);
-	pool_close(&pool);
+	unit_pool_sync(&pool);
+	unit_pool_close(&pool);
 	unit_chill(&unit);
 
 	pool.file = unit_file(&unit, pool.ino);
@@ -431,13 +367,13 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	pool.version = unit_new(pool.file, first);
 	uint64_t before = kv_stat_get(&unit.stats.writeback_bytes);
 	assert_int_equal(unit_write_pattern(pool.version, 4096, 40 * MIB + 8192, 2), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	assert_int_equal(kv_stat_get(&unit.stats.writeback_bytes) - before, MIB);
 	assert_int_equal(segments_of(first), 1);
 	/* Several versions later, with all of it evicted from DRAM in between. */
 	for (unsigned i = 0; i < 6; i++) {
 		assert_int_equal(unit_write_pattern(pool.version, MIB, i * 33 * MIB, 10 + i), 0);
-		pool_sync(&pool);
+		unit_pool_sync(&pool);
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		unit_expect_file(&unit, unit_put(&unit, name, 14 * MIB, i), 14 * MIB, i);
 	}
@@ -452,19 +388,19 @@ static void test_core_pools__fsync_costs_what_changed(void **state)
 	/* A version that cuts the file, then one that replaces it all. */
 	struct kv_version *second = unit_current(pool.file);
 	assert_int_equal(kv_version_truncate(pool.version, 100 * MIB), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	unit_expect_pattern(first, 3 * MIB, 200 * MIB, 1);
 	unit_expect_pattern(second, 3 * MIB, 200 * MIB, 1);
 	kv_version_unref(pool.version);
 	pool.version = unit_new(pool.file, NULL);
 	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, 0, 77), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	unit_expect_pattern(first, 256 * MIB, 0, 1);
 	unit_expect_pattern(second, MIB, 66 * MIB, 12);
 	unit_expect_pattern(second, 90 * MIB, 166 * MIB, 1);
 	kv_version_unref(first);
 	kv_version_unref(second);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	for (unsigned i = 0; i < 6; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		unit_unlink(&unit, name);
@@ -482,12 +418,12 @@ static void test_core_pools__two_writers(void **state)
 
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 0);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 0);
 	assert_int_equal(kv_version_truncate(pool.version, TIB), 0);
 	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, 0, 1), 0);
 	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, far, 1), 0);
-	pool_sync(&pool);
-	pool_close(&pool);
+	unit_pool_sync(&pool);
+	unit_pool_close(&pool);
 	unit_chill(&unit);
 	pool.file = unit_file(&unit, pool.ino);
 	kv_file_opened(pool.file);
@@ -509,19 +445,19 @@ static void test_core_pools__two_writers(void **state)
 		unit_expect_pattern(pool.version, MIB, 0, 20 + i);
 		unit_expect_pattern(pool.version, 2 * MIB, MIB, 1);
 		unit_expect_pattern(pool.version, 3 * MIB, far, 1);
-		expect_zeros(pool.version, 3 * MIB, TIB / 2);
+		unit_expect_zeros(pool.version, 3 * MIB, TIB / 2);
 		kv_version_unref(pool.version);
 		unit_expect_pattern(base, 3 * MIB, 0, 1);
 		unit_expect_pattern(base, 3 * MIB, far, 1);
 	}
 	pool.version = base;
-	pool_close(&pool);
+	unit_pool_close(&pool);
 	unit_chill(&unit);
 	pool.file = unit_file(&unit, pool.ino);
 	pool.version = unit_current(pool.file);
 	unit_expect_pattern(pool.version, MIB, 0, 22);
 	unit_expect_pattern(pool.version, 3 * MIB, far, 1);
-	expect_zeros(pool.version, 3 * MIB, TIB / 2);
+	unit_expect_zeros(pool.version, 3 * MIB, TIB / 2);
 	assert_int_equal(unit_attr(pool.version).blocks, 6 * 256);
 	kv_version_unref(pool.version);
 	kv_file_put(pool.file);
@@ -537,7 +473,7 @@ static void test_core_pools__punched_chunks_after_sync(void **state)
 
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 4 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 4 * MIB);
 	assert_int_equal(unit_write_pattern(pool.version, 4 * MIB, 0, 1), 0);
 	assert_int_equal(kv_version_allocate(pool.version, PUNCH, MIB, MIB - 1), 0);
 	assert_int_equal(kv_version_allocate(pool.version, PUNCH, MIB + 5, MIB - 5), 0);
@@ -547,11 +483,11 @@ static void test_core_pools__punched_chunks_after_sync(void **state)
 	kv_version_unref(pool.version);
 	pool.version = unit_new(pool.file, published);
 	kv_version_continue(pool.version, published);
-	expect_zeros(published, MIB, MIB);
-	expect_zeros(pool.version, MIB, MIB);
+	unit_expect_zeros(published, MIB, MIB);
+	unit_expect_zeros(pool.version, MIB, MIB);
 	unit_expect_pattern(published, MIB, 2 * MIB, 1);
 	kv_version_unref(published);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
 }
@@ -566,45 +502,45 @@ static void test_core_pools__fsync_keeps_what_is_in_dram(void **state)
 
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){.store = 200 * MIB, .dram = 64 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 24 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 24 * MIB);
 	assert_int_equal(unit_write_pattern(pool.version, 20 * MIB, 0, 1), 0);
-	pool_sync(&pool);
-	charge = charged(&unit);
+	unit_pool_sync(&pool);
+	charge = unit_charged(&unit);
 	fills = kv_stat_get(&unit.stats.fill_bytes);
 	for (unsigned i = 0; i < 4; i++) {
 		unit_expect_pattern(pool.version, 19 * MIB, MIB, 1);
 		assert_int_equal(unit_write_pattern(pool.version, 5000, 100 + i, 2 + i), 0);
 		unit_expect_pattern(pool.version, 5000, 100 + i, 2 + i);
 		unit_expect_pattern(pool.version, MIB - 6000, 6000, 1);
-		pool_sync(&pool);
-		assert_int_equal(charged(&unit), charge);
+		unit_pool_sync(&pool);
+		assert_int_equal(unit_charged(&unit), charge);
 	}
-	expect_zeros(pool.version, 4 * MIB, 20 * MIB);
+	unit_expect_zeros(pool.version, 4 * MIB, 20 * MIB);
 	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
 	/* A reader keeps his object, and his bytes. */
 	struct kv_version *read = unit_current(pool.file);
 	assert_int_equal(kv_version_open(read, false, &access), 0);
 	assert_int_equal(unit_write_pattern(pool.version, 3 * MIB, 2 * MIB, 9), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	unit_expect_pattern(read, 19 * MIB, MIB, 1);
 	unit_expect_pattern(pool.version, 3 * MIB, 2 * MIB, 9);
 	unit_expect_pattern(pool.version, 15 * MIB, 5 * MIB, 1);
 	kv_version_close(read);
 	kv_version_unref(read);
 	/* Read by now into what the writer keeps. */
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	fills = kv_stat_get(&unit.stats.fill_bytes);
 	unit_expect_pattern(pool.version, 15 * MIB, 5 * MIB, 1);
 	assert_int_equal(unit_write_pattern(pool.version, 1, 7 * MIB, 3), 0);
 	assert_int_equal(kv_version_truncate(pool.version, 8 * MIB + 5), 0);
 	assert_int_equal(kv_version_truncate(pool.version, 24 * MIB), 0);
-	expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
+	unit_expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
 	unit_expect_pattern(pool.version, 5, 8 * MIB, 1);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	unit_expect_pattern(pool.version, MIB - 1, 7 * MIB + 1, 1);
-	expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
+	unit_expect_zeros(pool.version, 15 * MIB, 8 * MIB + 5);
 	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
-	pool_close(&pool);
+	unit_pool_close(&pool);
 	/* A pool that was cold: what is read after its first sync stays for the next ones. */
 	unit_chill(&unit);
 	pool.file = unit_file(&unit, pool.ino);
@@ -613,17 +549,17 @@ static void test_core_pools__fsync_keeps_what_is_in_dram(void **state)
 	pool.version = unit_new(pool.file, cold);
 	kv_version_unref(cold);
 	assert_int_equal(unit_write_pattern(pool.version, MIB, 0, 5), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	unit_expect_pattern(pool.version, 2 * MIB, 5 * MIB, 1);
 	assert_int_equal(unit_write_pattern(pool.version, 1, 0, 5), 0);
-	pool_sync(&pool);
+	unit_pool_sync(&pool);
 	fills = kv_stat_get(&unit.stats.fill_bytes);
 	unit_expect_pattern(pool.version, 2 * MIB, 5 * MIB, 1);
 	unit_expect_pattern(pool.version, MIB, 0, 5);
 	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
-	assert_int_equal(charged(&unit), 0);
+	assert_int_equal(unit_charged(&unit), 0);
 	unit_done(&unit);
 }
 
@@ -637,7 +573,7 @@ static void test_core_pools__direct_reads_do_not_admit(void **state)
 
 	(void)state;
 	unit_init(&unit, (struct unit_sizes){.store = 200 * MIB, .dram = 16 * MIB});
-	struct pool pool = pool_new(&unit, "pool", 100 * MIB);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", 100 * MIB);
 	assert_int_equal(unit_write_pattern(pool.version, 100 * MIB, 0, 1), 0);
 	uint64_t fills = kv_stat_get(&unit.stats.fill_chunks), cold = 0;
 	for (unsigned i = 0; i < 90; i++) {
@@ -658,8 +594,8 @@ static void test_core_pools__direct_reads_do_not_admit(void **state)
 	unit_pattern(expected, 5000, 3 * MIB + 7, 1);
 	assert_memory_equal(memory, expected, 5000);
 	assert_int_equal(kv_slot_state(pool.version, 3), KV_CHUNK_HOT);
-	assert_true(charged(&unit) <= 16 * MIB);
-	pool_end(&unit, &pool, "pool");
+	assert_true(unit_charged(&unit) <= 16 * MIB);
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	free(memory);
 	free(expected);
@@ -676,11 +612,11 @@ static void test_core_pools__evicted_whole_or_not(void **state)
 	(void)state;
 	unit_init(
 		&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 16 * MIB, .quota = 40 * MIB});
-	struct pool unpublished = pool_new(&unit, "unpublished", 8 * MIB);
-	struct pool published = pool_new(&unit, "published", 8 * MIB);
+	struct unit_pool unpublished = unit_pool_new(&unit, "unpublished", 8 * MIB);
+	struct unit_pool published = unit_pool_new(&unit, "published", 8 * MIB);
 	assert_int_equal(unit_write_pattern(unpublished.version, 8 * MIB, 0, 1), 0);
 	assert_int_equal(unit_write_pattern(published.version, 4 * MIB, 0, 2), 0);
-	pool_sync(&published);
+	unit_pool_sync(&published);
 	for (unsigned i = 0; i < 40; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		(void)unit_put(&unit, name, 2 * MIB, i);
@@ -690,15 +626,15 @@ static void test_core_pools__evicted_whole_or_not(void **state)
 	assert_int_equal(unit_lookup(&unit, "published"), published.ino);
 	unit_expect_pattern(unpublished.version, 8 * MIB, 0, 1);
 	unit_expect_pattern(published.version, 4 * MIB, 0, 2);
-	expect_zeros(published.version, 4 * MIB, 4 * MIB);
-	pool_close(&published);
+	unit_expect_zeros(published.version, 4 * MIB, 4 * MIB);
+	unit_pool_close(&published);
 	atomic_fetch_add(&unit.disk.offset_ns, 20 * INT64_C(1000000000));
 	for (unsigned i = 40; i < 80; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		(void)unit_put(&unit, name, 2 * MIB, i);
 	}
 	assert_int_equal(unit_lookup(&unit, "published"), 0);
-	pool_end(&unit, &unpublished, "unpublished");
+	unit_pool_end(&unit, &unpublished, "unpublished");
 	for (unsigned i = 0; i < 80; i++) {
 		(void)snprintf(name, sizeof(name), "f%u", i);
 		if (unit_lookup(&unit, name))
@@ -740,7 +676,7 @@ static void *work(void *arg)
 		if (seeds[slot])
 			unit_expect_pattern(worker->version, SLOT, at, seeds[slot]);
 		else
-			expect_zeros(worker->version, SLOT, at);
+			unit_expect_zeros(worker->version, SLOT, at);
 		seeds[slot] = i + 1;
 		assert_int_equal(unit_write_pattern(worker->version, SLOT, at, seeds[slot]), 0);
 	}
@@ -757,17 +693,17 @@ static void test_core_pools__threads(void **state)
 	(void)state;
 	unit_init(&unit,
 		(struct unit_sizes){.store = 200 * MIB, .dram = 16 * MIB, .quota = size + 2 * MIB});
-	struct pool pool = pool_new(&unit, "pool", size);
+	struct unit_pool pool = unit_pool_new(&unit, "pool", size);
 	for (unsigned i = 0; i < WORKERS; i++) {
 		workers[i] = (struct worker){.version = pool.version, .number = i};
 		assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
 	}
 	for (unsigned i = 0; i < WORKERS; i++)
 		assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
-	assert_true(charged(&unit) <= 16 * MIB);
+	assert_true(unit_charged(&unit) <= 16 * MIB);
 	assert_int_equal(kv_version_allocate(pool.version, 0, 0, size), 0);
 	assert_int_equal(unit_attr(pool.version).blocks, size / KV_BLOCK_SIZE);
-	pool_end(&unit, &pool, "pool");
+	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
 	unit_done(&unit);
 }

@@ -466,6 +466,33 @@ static void test_dram__sparse_objects_find_room(void **state)
 	(void)kv_object_free(other);
 }
 
+/* Small pages are asked for one by one, inside the size; what was there stays, and a full mount is
+ * ENOSPC. */
+static void test_dram__small_pages(void **state)
+{
+	struct kv_dram *dram = *state;
+	struct kv_object *object;
+	char byte = 'x', found;
+
+	assert_int_equal(kv_object_new(dram, 1, 1, &object), 0);
+	assert_int_equal(kv_object_resize(object, 1000 * MIB), 0);
+	for (uint64_t i = 0; i < 40; i++)
+		assert_int_equal(
+			kv_object_allocate_small(object, i * 21 * MIB, 2 * KV_BLOCK_SIZE), 0);
+	assert_allocated(dram, object, 80ul * KV_BLOCK_SIZE);
+	assert_int_equal(kv_object_write(object, &byte, 1, 21 * MIB + 5), 0);
+	assert_int_equal(kv_object_allocate_small(object, 21 * MIB, 2 * KV_BLOCK_SIZE), 0);
+	assert_int_equal(kv_object_allocate_small(object, 21 * MIB, 0), 0);
+	assert_allocated(dram, object, 80ul * KV_BLOCK_SIZE);
+	assert_int_equal(kv_object_read(object, &found, 1, 21 * MIB + 5), 0);
+	assert_int_equal(found, byte);
+	assert_int_equal(kv_object_read(object, &found, 1, 21 * MIB + 4), 0);
+	assert_int_equal(found, 0);
+	if (usage_of(dram).tmpfs)
+		assert_int_equal(kv_object_allocate_small(object, 400 * MIB, 400 * MIB), -ENOSPC);
+	(void)kv_object_free(object);
+}
+
 /* Charges add up to the budget and no further. */
 static void test_dram__charges_are_bounded(void **state)
 {
@@ -714,6 +741,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_dram__tmpfs_is_capped, setup_tmpfs, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_dram__sparse_objects_find_room, setup_tmpfs, teardown),
+		BOTH(test_dram__small_pages),
 		BOTH(test_dram__charges_are_bounded),
 		cmocka_unit_test(test_dram__reclaims),
 		BOTH(test_dram__waits_for_uncharge),

@@ -93,7 +93,7 @@ def build(quick, memory):
 
     return (hot(pick, fit) + blocks(pick, fit) + pressure(memory) + cold(pick, fit)
             + first_byte(pick) + store(pick, fit) + sustained(pick) + names(pick)
-            + copy(pick, fit) + many(pick) + devices(pick, fit) + scale(pick))
+            + copy(pick, fit) + pool(pick) + many(pick) + devices(pick, fit) + scale(pick))
 
 
 def hot(pick, fit):
@@ -265,6 +265,23 @@ def copy(pick, fit):
     return [Case("cp", "copy_file_range of a whole big file within the filesystem", group, "s",
                  ("kvfs", "plain"), (at_most(0.05),), metric="seconds", better="lower",
                  data=data, measure=special.copy)]
+
+
+def pool(pick):
+    """A file that is cut to a size far above what is written of it."""
+    data = Data("pool", 1, pick(1 << 40, 64 * GIB), made=False)
+    group = Group("pool", {"kvfs": Kvfs(2 * GIB, dram=GIB), "plain": None}, (data,), disk=4 * GIB)
+    case = Case("", "", group, "1/s", ("kvfs", "plain"), metric="op_rate", data=data,
+                options=("--block=4K", f"--ops={pick(100000, 20000)}"), measure=special.pool)
+    return [
+        vary(case, "pool-write-4k", "4 KiB at random places of a new pool, one thread",
+             options=case.options + ("--write",)),
+        vary(case, "pool-write-4k-t4", "the same, 4 threads",
+             options=case.options + ("--write", "--threads=4")),
+        vary(case, "pool-read-4k", "reading them again, by who wrote them, one thread"),
+        vary(case, "cpu-pool", "CPU time of pool-write-4k, client and daemon", bars=(),
+             source="pool-write-4k", metric="cpu_per_gb", unit="s/GB", better="lower"),
+    ]
 
 
 def many(pick):

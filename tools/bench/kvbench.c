@@ -24,6 +24,7 @@ static const struct kernel *const kernels[] = {
 	&kernel_raw,
 	&kernel_stream,
 	&kernel_touch,
+	&kernel_pool,
 };
 
 struct setting {
@@ -47,7 +48,7 @@ static const struct setting settings[] = {
 	NUMBER(first, "number of the first file (default 0)"),
 	NUMBER(size, "bytes a file, a multiple of 4K (default 2M)"),
 	NUMBER(block, "bytes a call, a multiple of 4K (default 2M)"),
-	NUMBER(ops, "calls, for random and access (default: 100000; COUNT)"),
+	NUMBER(ops, "calls, for random, access, pool (default: 100000; COUNT; 20000)"),
 	NUMBER(fan, "sub-directories to spread the files over (default 0: none)"),
 	NUMBER(threads, "default 1"),
 	NUMBER(depth, "blocks in flight, for raw (default 32)"),
@@ -60,7 +61,7 @@ static const struct setting settings[] = {
 	FLAG(rename, "store under a temporary name and rename"),
 	FLAG(sync, "make all of it durable before the clock stops"),
 	FLAG(absent, "ask for names that are not there"),
-	FLAG(write, "for raw: write, and fdatasync at the end"),
+	FLAG(write, "for raw, pool: write; for raw, fdatasync at the end"),
 	FLAG(latency, "print latencies: a file's, or a call's for random"),
 	FLAG(verify, "check every byte read; without it two words a call are checked"),
 };

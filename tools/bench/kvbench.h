@@ -119,6 +119,6 @@ bool pattern_check(const void *memory, uint64_t size, struct place place, bool a
 extern const struct kernel kernel_read, kernel_mmap, kernel_random;
 extern const struct kernel kernel_store, kernel_unlink, kernel_copy, kernel_sync;
 extern const struct kernel kernel_access, kernel_lookup, kernel_list, kernel_walk;
-extern const struct kernel kernel_raw, kernel_stream, kernel_touch;
+extern const struct kernel kernel_raw, kernel_stream, kernel_touch, kernel_pool;
 
 #endif

@@ -50,6 +50,15 @@ def copy(bench, case, place):
     return values
 
 
+def pool(bench, case, place):
+    directory = bench.fresh_directory(place)
+    values = bench.sandbox.kvbench("pool", directory, *case.data.options(), *case.options)
+    bench.sandbox.kvbench("unlink", directory)
+    directory.rmdir()
+    place.settle()
+    return values
+
+
 # ---- groups of their own: custom(bench, group, cases): {case name: {system: [values]}} ----
 
 class Stream:
