@@ -700,6 +700,7 @@ static double fraction(unsigned drives, bool object, double bytes_per_us)
 	assert_int_equal(stage(&file), 0);
 	took = sim.now_us - began;
 	file_done(&file);
+	print_message("%.3f of the link or the drives\n", (double)file.size / took / bytes_per_us);
 	return (double)file.size / took / bytes_per_us;
 }
 
