@@ -263,6 +263,7 @@ static void core_init_locks(struct kv_core *core)
 	(void)pthread_mutex_init(&core->dram_evictor.lock, NULL);
 	kv_cond_init(&core->dram_evictor.cond);
 	(void)pthread_mutex_init(&core->evictor.lock, NULL);
+	(void)pthread_mutex_init(&core->index_room_lock, NULL);
 	kv_cond_init(&core->evictor.wanted);
 	kv_cond_init(&core->evictor.done);
 	(void)pthread_mutex_init(&core->quotas.lock, NULL);

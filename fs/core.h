@@ -323,6 +323,27 @@ struct kv_warm_result {
 int kv_version_warm(
 	struct kv_version *version, const struct kv_warm *range, struct kv_warm_result *ret_result);
 
+/* kv_index_make; evicts files if the index has no room to grow. May wait: no locks held. */
+int kv_core_make(struct kv_core *core, const struct kv_make *make, struct kv_inode *ret_inode);
+
+/*
+ * Reads what the devices hold of a range of INO, and checks it, without bringing it into DRAM or
+ * noting a use. A file with a chunk that fails its checksum is quarantined, as by a read. -ENOENT:
+ * there is nothing published of it.
+ */
+struct kv_scrub {
+	uint64_t offset;
+	uint64_t length;
+};
+struct kv_scrub_result {
+	uint64_t done;       /* bytes of the range that are in the file */
+	uint64_t checked;    /* those of them that a device holds, and that were read */
+	uint64_t unreadable; /* those of them that the device did not give */
+	bool damaged;        /* a chunk failed: the file is quarantined, the rest was left out */
+};
+int kv_core_scrub(struct kv_core *core, uint64_t ino, const struct kv_scrub *range,
+	struct kv_scrub_result *ret_result);
+
 /*
  * Drops what INO has published from DRAM, after it was written back; waits for that. -EBUSY: it is
  * open or being written. -EIO: the write-back failed.

@@ -355,6 +355,7 @@ struct kv_core {
 		bool kicked;
 		bool stop;
 	} evictor;
+	pthread_mutex_t index_room_lock; /* one at a time evicts for the index; above all others */
 	struct {
 		pthread_mutex_t lock;
 		pthread_cond_t changed;        /* a flag below went down */
@@ -657,6 +658,8 @@ int kv_fill_wait(struct kv_version *version, uint32_t number);
 /* Reads and verifies one COLD chunk into MEMORY (KV_CHUNK_SIZE bytes, block-aligned). Of a version
  * being written: the slot is ours (BUSY). */
 int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory);
+/* The same, but of a chunk that is on a device it reads that, although DRAM may have it. */
+int kv_fill_stored(struct kv_version *version, uint32_t number, void *ret_memory);
 
 /* ---- open.c ---- */
 

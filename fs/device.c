@@ -74,8 +74,10 @@ static int no_superblock_error(const struct kv_error *error, const char *path, c
 	for (unsigned i = 0; i < KV_SUPERBLOCK_COPIES; i++) {
 		if (results[i] == -EPROTO)
 			return kv_fail(error, -EPROTO,
-				"device %s was made by a newer kvfs; upgrade kvfs to mount it",
-				path);
+				"device %s has the format of another kvfs, this one knows only "
+				"%u: use the kvfs that made it, or make a new, empty store with "
+				"`kvfs format --force`",
+				path, KV_DEVICE_FORMAT);
 		if (results[i] != -EUCLEAN && results[i] != -ENODATA)
 			return kv_fail(error, results[i],
 				"the superblock of device %s cannot be read: %s; check the drive",
@@ -88,8 +90,9 @@ static int no_superblock_error(const struct kv_error *error, const char *path, c
 			"store's",
 			path);
 	return kv_fail(error, -EUCLEAN,
-		"both superblocks of device %s are damaged: restore the device, or make a new, "
-		"empty store with `kvfs format --force`",
+		"both superblocks of device %s are damaged: `kvfs check --repair` may mend "
+		"them; else restore the device, or make a new, empty store with `kvfs format "
+		"--force`",
 		path);
 }
 

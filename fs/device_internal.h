@@ -31,7 +31,7 @@ struct kv_superblock {
 void kv_superblock_encode(const struct kv_superblock *superblock, void *ret_block);
 /*
  * Checks the KV_BLOCK_SIZE bytes at BLOCK. -ENODATA: not a superblock at all; -EUCLEAN: a damaged
- * one; -EPROTO: whole, but of a newer format.
+ * one; -EPROTO: whole, but of another format.
  */
 int kv_superblock_decode(const void *block, struct kv_superblock *ret_superblock);
 

@@ -193,7 +193,7 @@ int kv_fill_wait(struct kv_version *version, uint32_t number)
 	}
 }
 
-int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory)
+static int fill_memory(struct kv_version *version, uint32_t number, bool stored, void *ret_memory)
 {
 	struct kv_core *core = version->file->core;
 	struct kv_fill job = {
@@ -201,6 +201,7 @@ int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memor
 		.first = number,
 		.count = 1,
 		.memory = ret_memory,
+		.stored = stored,
 	};
 
 	assert((uintptr_t)ret_memory % KV_BLOCK_SIZE == 0);
@@ -213,6 +214,16 @@ int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memor
 	while (!job.done)
 		kv_park_wait(core, version, &version->lock, KV_WAIT_SLICE_MS);
 	return job.result;
+}
+
+int kv_fill_private(struct kv_version *version, uint32_t number, void *ret_memory)
+{
+	return fill_memory(version, number, false, ret_memory);
+}
+
+int kv_fill_stored(struct kv_version *version, uint32_t number, void *ret_memory)
+{
+	return fill_memory(version, number, true, ret_memory);
 }
 
 /* Takes a share of the waiting jobs, urgent ones first, so that several threads work on many small

@@ -19,8 +19,9 @@ struct kv_fill {
 	uint32_t count;
 	struct kv_bits bits; /* blocks of the last chunk; those before it are whole */
 	void *memory;
-	bool done;  /* version's lock */
-	int result; /* version's lock */
+	bool stored; /* what the device holds, also if DRAM has it */
+	bool done;   /* version's lock */
+	int result;  /* version's lock */
 };
 
 struct kv_fill_batch {

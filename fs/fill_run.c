@@ -88,7 +88,8 @@ static int piece_resolve(struct piece *piece)
 		r = kv_map_load(held, piece->blocks.number);
 		struct kv_slot *slot = kv_slot_find(held, piece->blocks.number);
 		enum kv_chunk_state state = kv_slot_state(held, piece->blocks.number);
-		if (r == 0 && slot && kv_slot_is_resident(slot)) {
+		bool stored = piece->job->stored && state == KV_CHUNK_HOT;
+		if (r == 0 && slot && kv_slot_is_resident(slot) && !stored) {
 			r = copy_resident(piece, held, slot);
 			break;
 		}

@@ -7,6 +7,7 @@
  *	KVFS_IOC_WARM    file       bring a range of it into DRAM, or ask how much of it is there
  *	KVFS_IOC_COOL    directory  drop a file from DRAM
  *	KVFS_IOC_EVICT   directory  remove a file from the store, as eviction does
+ *	KVFS_IOC_SCRUB   directory  read what the devices hold of a file, and check it
  *	KVFS_IOC_TICKET  file       something to show to a GPU helper
  *
  * Descriptors opened O_RDONLY do for all of them. The structs are the same for 32-bit programs.
@@ -111,6 +112,33 @@ struct kvfs_drop {
 #define KVFS_IOC_COOL _IOWR(KVFS_IOC_MAGIC, 3, struct kvfs_drop)
 #define KVFS_IOC_EVICT _IOWR(KVFS_IOC_MAGIC, 4, struct kvfs_drop)
 
+/* ---- Checking ---- */
+
+/* Bytes that one call works off at most. */
+#define KVFS_SCRUB_BYTES (8u << 20)
+
+/*
+ * Reads what the devices hold of a range of a file and compares the checksums; the file is named as
+ * for COOL, by root or its owner, and neither opened nor used by that, nor does it come into DRAM.
+ * Go on at offset + done while that is below size and damaged is 0. A file that fails is
+ * quarantined, as by a read: its names are gone when the call returns.
+ */
+struct kvfs_scrub {
+	__u64 offset;     /* in: bytes, a multiple of 1 MiB */
+	__u32 flags;      /* in: KVFS_SCRUB_* */
+	__u32 reserved;   /* in: 0 */
+	__u64 size;       /* out: of the file */
+	__u64 done;       /* out: bytes looked at from offset on; 0 at the end */
+	__u64 checked;    /* out: those of them that a device holds, and that were read */
+	__u64 unreadable; /* out: those of them that the device did not give */
+	__u64 damaged;    /* out: 1: it fails its checksum */
+	char name[KVFS_NAME_MAX + 1]; /* in: with a NUL */
+};
+#define KVFS_IOC_SCRUB _IOWR(KVFS_IOC_MAGIC, 5, struct kvfs_scrub)
+
+/* Only ask for the size: reads nothing. */
+#define KVFS_SCRUB_ASK 1u
+
 /* ---- For GPU helpers ---- */
 
 /*
@@ -125,7 +153,7 @@ struct kvfs_ticket {
 	__u64 size;     /* out: bytes */
 	__u64 reserved; /* in: 0 */
 };
-#define KVFS_IOC_TICKET _IOWR(KVFS_IOC_MAGIC, 5, struct kvfs_ticket)
+#define KVFS_IOC_TICKET _IOWR(KVFS_IOC_MAGIC, 6, struct kvfs_ticket)
 
 /* ---- Calls as needed ---- */
 

@@ -92,7 +92,6 @@ int kv_lookup_names(struct kv_core *core, uint64_t parent, const struct kvfs_loo
 		.core = core,
 		.parent = parent,
 		.next = request->u.names,
-		.end = request->u.names + request->length,
 		.answer = ret_answer,
 	};
 	bool stop = false;
@@ -100,6 +99,7 @@ int kv_lookup_names(struct kv_core *core, uint64_t parent, const struct kvfs_loo
 
 	if (r < 0)
 		return r;
+	batch.end = request->u.names + request->length;
 	*ret_answer = (struct kvfs_lookup){.count = request->count};
 	while (!stop && batch.count < request->count) {
 		int found = find_some(&batch, request->count - batch.count, finds);

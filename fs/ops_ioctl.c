@@ -19,6 +19,7 @@
 
 static_assert(sizeof(struct kvfs_warm) == 48, "public: must not change");
 static_assert(sizeof(struct kvfs_drop) == 1040, "public: must not change");
+static_assert(sizeof(struct kvfs_scrub) == 1080, "public: must not change");
 
 static void reply_ioctl(fuse_req_t req, const void *answer, size_t size)
 {
@@ -67,17 +68,14 @@ static void ioctl_warm(fuse_req_t req, struct kv_version *version, const void *i
 	reply_ioctl(req, &answer, sizeof(answer));
 }
 
-/* The file that DROP names, if the caller may have it dropped. */
-static int find_to_drop(fuse_req_t req, uint64_t directory, const struct kvfs_drop *drop,
-	unsigned flags, struct kv_inode *ret_inode)
+/* The file NAME (of SIZE bytes, with its NUL), if the caller may have something done to it. */
+static int find_named(fuse_req_t req, uint64_t directory, const char *name, size_t size,
+	struct kv_inode *ret_inode)
 {
 	const struct fuse_ctx *caller = fuse_req_ctx(req);
-	size_t length = strnlen(drop->name, sizeof(drop->name));
-	int r;
+	int r = kv_index_lookup(
+		kv_daemon_of(req)->index, directory, name, strnlen(name, size), ret_inode);
 
-	if (drop->flags & ~flags || drop->reserved != 0)
-		return -EINVAL;
-	r = kv_index_lookup(kv_daemon_of(req)->index, directory, drop->name, length, ret_inode);
 	if (r < 0)
 		return r;
 	if (S_ISDIR(ret_inode->mode))
@@ -96,7 +94,9 @@ static void ioctl_drop(fuse_req_t req, uint64_t directory, const void *in, bool 
 	int r;
 
 	memcpy(&answer, in, sizeof(answer));
-	r = find_to_drop(req, directory, &answer, evict ? KVFS_DROP_LEASED : 0, &inode);
+	r = answer.flags & ~(evict ? KVFS_DROP_LEASED : 0) || answer.reserved != 0
+		    ? -EINVAL
+		    : find_named(req, directory, answer.name, sizeof(answer.name), &inode);
 	if (r == 0 && evict)
 		r = kv_core_evict(daemon->core, inode.ino, answer.flags & KVFS_DROP_LEASED, &bytes);
 	else if (r == 0)
@@ -110,6 +110,34 @@ static void ioctl_drop(fuse_req_t req, uint64_t directory, const void *in, bool 
 		kv_node_drop_pages(daemon, inode.ino);
 	answer.bytes = bytes;
 	/* Nobody may find the name, or the pages, once the call has returned. */
+	kv_notify_then_reply_ioctl(daemon->notify, req, &answer, sizeof(answer));
+}
+
+static void ioctl_scrub(fuse_req_t req, uint64_t directory, const void *in)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_scrub_result result = {0};
+	struct kvfs_scrub answer;
+	struct kv_inode inode;
+	int r;
+
+	memcpy(&answer, in, sizeof(answer));
+	r = answer.flags & ~KVFS_SCRUB_ASK || answer.reserved != 0 ||
+			    answer.offset % KV_CHUNK_SIZE != 0
+		    ? -EINVAL
+		    : find_named(req, directory, answer.name, sizeof(answer.name), &inode);
+	if (r == 0 && !(answer.flags & KVFS_SCRUB_ASK))
+		r = kv_core_scrub(daemon->core, inode.ino,
+			&(struct kv_scrub){answer.offset, KVFS_SCRUB_BYTES}, &result);
+	if (r < 0) {
+		kv_reply_error(req, r);
+		return;
+	}
+	answer.size = inode.size;
+	answer.done = result.done;
+	answer.checked = result.checked;
+	answer.unreadable = result.unreadable;
+	answer.damaged = result.damaged;
 	kv_notify_then_reply_ioctl(daemon->notify, req, &answer, sizeof(answer));
 }
 
@@ -137,6 +165,7 @@ static const struct {
 	{KVFS_IOC_WARM, sizeof(struct kvfs_warm), false},
 	{KVFS_IOC_COOL, sizeof(struct kvfs_drop), true},
 	{KVFS_IOC_EVICT, sizeof(struct kvfs_drop), true},
+	{KVFS_IOC_SCRUB, sizeof(struct kvfs_scrub), true},
 	{KVFS_IOC_TICKET, sizeof(struct kvfs_ticket), false},
 };
 
@@ -172,6 +201,9 @@ static void op_ioctl(fuse_req_t req, fuse_ino_t id, unsigned int command, void *
 		break;
 	case KVFS_IOC_WARM:
 		ioctl_warm(req, kv_handle_of(fi)->version, in);
+		break;
+	case KVFS_IOC_SCRUB:
+		ioctl_scrub(req, node->ino, in);
 		break;
 	case KVFS_IOC_TICKET:
 		ioctl_ticket(req, kv_handle_of(fi), in);

@@ -140,7 +140,7 @@ static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_mak
 	int r = kv_make_owned(req, parent, make);
 
 	if (r == 0)
-		r = kv_index_make(daemon->index, make, &inode);
+		r = kv_core_make(daemon->core, make, &inode);
 	if (r == 0)
 		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
 	if (r < 0)

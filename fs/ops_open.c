@@ -376,7 +376,7 @@ static int create(fuse_req_t req, struct kv_make *make, struct kv_node **ret_nod
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_inode inode;
-	int r = kv_index_make(daemon->index, make, &inode);
+	int r = kv_core_make(daemon->core, make, &inode);
 
 	if (r < 0)
 		return r;

@@ -288,6 +288,14 @@ static int parse_one(struct kv_options *options, char *text, char *ret_error, si
 	return 0;
 }
 
+/* What was quoted may hold anything; the message is one line. */
+static void make_line(char *text)
+{
+	for (; *text != '\0'; text++)
+		if ((unsigned char)*text < ' ' || *text == 0x7f)
+			*text = '?';
+}
+
 int kv_options_parse(
 	struct kv_options *options, const char *text, char *ret_error, size_t ret_error_size)
 {
@@ -311,8 +319,10 @@ int kv_options_parse(
 		if (length == 0)
 			continue;
 		r = parse_one(&parsed, one, ret_error, ret_error_size);
-		if (r < 0)
+		if (r < 0) {
+			make_line(ret_error);
 			return r;
+		}
 	}
 	*options = parsed;
 	return 0;

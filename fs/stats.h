@@ -34,6 +34,8 @@
 	X(evicted_store_bytes, "bytes freed by that")                                              \
 	X(checksum_errors, "chunks whose checksum did not match")                                  \
 	X(quarantined, "files quarantined for that")                                               \
+	X(scrub_bytes, "bytes that a scrub has read and checked")                                  \
+	X(scrub_damaged, "files that a scrub has found damaged")                                   \
 	X(io_errors, "device requests that failed")                                                \
 	X(throttled, "writes held back until write-back caught up")
 

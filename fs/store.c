@@ -77,11 +77,10 @@ static void lock_note(int lock_fd, const char *state)
 		(void)ftruncate(lock_fd, 0);
 }
 
-int kv_store_take_lock(
-	const struct kv_error *error, int directory_fd, const char *path, bool create)
+static int take_lock(const struct kv_error *error, int directory_fd, const char *path, int flags)
 {
-	int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (create ? O_CREAT : 0);
-	_cleanup_fd_ int fd = openat(directory_fd, KV_STORE_LOCK, flags, 0600);
+	_cleanup_fd_ int fd = openat(
+		directory_fd, KV_STORE_LOCK, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
 	struct stat st;
 
 	if (fd < 0 && errno == ENOENT)
@@ -102,8 +101,17 @@ int kv_store_take_lock(
 			return locked_error(error, fd, path);
 		return kv_fail(error, -errno, "%s cannot be locked: %s", path, strerror(errno));
 	}
-	lock_note(fd, "");
 	return kv_steal_fd(&fd);
+}
+
+int kv_store_take_lock(
+	const struct kv_error *error, int directory_fd, const char *path, bool create)
+{
+	int fd = take_lock(error, directory_fd, path, create ? O_RDWR | O_CREAT : O_RDWR);
+
+	if (fd >= 0)
+		lock_note(fd, "");
+	return fd;
 }
 
 int kv_store_device_path(const char *store, const char *text, char **ret_path)
@@ -139,13 +147,7 @@ int kv_store_device_path(const char *store, const char *text, char **ret_path)
 		       : 0;
 }
 
-/* The paths in the `devices` file. */
-struct device_list {
-	unsigned count;
-	char *paths[KV_DEVICES_MAX];
-};
-
-static void device_list_done(struct device_list *list)
+void kv_store_devices_done(struct kv_store_devices *list)
 {
 	for (unsigned i = 0; i < list->count; i++)
 		free(list->paths[i]);
@@ -190,8 +192,8 @@ static int read_devices_file(
 	return 0;
 }
 
-static int read_devices(
-	const struct kv_error *error, int directory_fd, const char *path, struct device_list *list)
+int kv_store_read_devices(const struct kv_error *error, int directory_fd, const char *path,
+	struct kv_store_devices *list)
 {
 	_cleanup_free_ char *text = NULL;
 	char *rest, *line;
@@ -218,8 +220,7 @@ static int read_devices(
 	return 0;
 }
 
-/* LMDB opens its files by name: what is there must be plain files, not links to others' files. */
-static int check_index_files(const struct kv_error *error, int directory_fd, const char *path)
+int kv_store_check_index_files(const struct kv_error *error, int directory_fd, const char *path)
 {
 	static const char *const names[] = {"data.mdb", "lock.mdb"};
 	_cleanup_fd_ int fd = openat(
@@ -256,7 +257,7 @@ static int open_index(
 		.quota_blocks = kv_div_round_up(open->quota_bytes, KV_BLOCK_SIZE),
 	};
 	_cleanup_free_ char *index_path = NULL;
-	int r = check_index_files(error, store->directory_fd, store->path);
+	int r = kv_store_check_index_files(error, store->directory_fd, store->path);
 
 	if (r < 0)
 		return r;
@@ -268,7 +269,7 @@ static int open_index(
 }
 
 static int open_devices(const struct kv_error *error, const struct kv_store_open *open,
-	struct kv_store *store, const struct device_list *list)
+	struct kv_store *store, const struct kv_store_devices *list)
 {
 	const struct kv_index_store *known = kv_index_store(store->index);
 	const struct kv_devices_open devices = {
@@ -308,16 +309,18 @@ static bool lock_is_closing(int directory_fd)
  * Takes the lock. `umount` returns before the daemon has noticed, let alone written back: a
  * holder gets LOCK_GRACE_MS to say that it is closing, and then the caller's patience.
  */
-static int take_lock_patiently(
-	const struct kv_error *error, const struct kv_store *store, unsigned closing_wait_ms)
+int kv_store_take_lock_patiently(const struct kv_error *error, int directory_fd, const char *path,
+	unsigned closing_wait_ms, bool quiet)
 {
 	unsigned grace_ms = closing_wait_ms < LOCK_GRACE_MS ? closing_wait_ms : LOCK_GRACE_MS;
 
 	for (unsigned waited_ms = 0;; waited_ms += LOCK_POLL_MS) {
-		int fd = kv_store_take_lock(error, store->directory_fd, store->path, false);
+		int fd = take_lock(error, directory_fd, path, quiet ? O_RDONLY : O_RDWR);
 
+		if (fd >= 0 && !quiet)
+			lock_note(fd, "");
 		if (fd != -EBUSY || waited_ms >= closing_wait_ms ||
-			(waited_ms >= grace_ms && !lock_is_closing(store->directory_fd)))
+			(waited_ms >= grace_ms && !lock_is_closing(directory_fd)))
 			return fd;
 		(void)usleep(LOCK_POLL_MS * 1000);
 	}
@@ -327,7 +330,7 @@ static int take_lock_patiently(
 static int open_parts(
 	const struct kv_error *error, const struct kv_store_open *open, struct kv_store *store)
 {
-	struct device_list list = {0};
+	struct kv_store_devices list = {0};
 	int r;
 
 	store->path = realpath(open->path, NULL);
@@ -341,15 +344,16 @@ static int open_parts(
 	store->directory_fd = kv_store_open_directory(error, store->path);
 	if (store->directory_fd < 0)
 		return store->directory_fd;
-	store->lock_fd = take_lock_patiently(error, store, open->closing_wait_ms);
+	store->lock_fd = kv_store_take_lock_patiently(
+		error, store->directory_fd, store->path, open->closing_wait_ms, false);
 	if (store->lock_fd < 0)
 		return store->lock_fd;
-	r = read_devices(error, store->directory_fd, store->path, &list);
+	r = kv_store_read_devices(error, store->directory_fd, store->path, &list);
 	if (r == 0)
 		r = open_index(error, open, store);
 	if (r == 0)
 		r = open_devices(error, open, store, &list);
-	device_list_done(&list);
+	kv_store_devices_done(&list);
 	return r;
 }
 

@@ -137,8 +137,7 @@ static int open_directory(struct making *m)
 	return m->directory_fd < 0 ? m->directory_fd : 0;
 }
 
-/* Removes a directory of plain files, as the index is one. */
-static int remove_directory(int directory_fd, const char *name)
+int kv_store_remove_directory(int directory_fd, const char *name)
 {
 	int fd = openat(directory_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
@@ -162,7 +161,7 @@ static int remove_directory(int directory_fd, const char *name)
  */
 static int remove_new(struct making *m)
 {
-	int r = remove_directory(m->directory_fd, INDEX_NEW);
+	int r = kv_store_remove_directory(m->directory_fd, INDEX_NEW);
 
 	if (r == 0 && unlinkat(m->directory_fd, DEVICES_NEW, 0) < 0 && errno != ENOENT)
 		r = -errno;
@@ -308,8 +307,7 @@ static int make_index(struct making *m)
 	return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }
 
-/* Makes NAME_NEW to NAME; what was NAME, if there was anything, becomes NAME_NEW. */
-static int swap(int directory_fd, const char *name, const char *name_new)
+int kv_store_swap(int directory_fd, const char *name, const char *name_new)
 {
 	if (renameat2(directory_fd, name_new, directory_fd, name, RENAME_EXCHANGE) == 0)
 		return 0;
@@ -330,11 +328,11 @@ static int prepare(void *arg, const uint64_t *blocks)
 	if (r == 0)
 		r = write_device_list(m);
 	if (r == 0) {
-		r = swap(m->directory_fd, KV_STORE_INDEX, INDEX_NEW);
+		r = kv_store_swap(m->directory_fd, KV_STORE_INDEX, INDEX_NEW);
 		m->swapped_index = r == 0;
 	}
 	if (r == 0) {
-		r = swap(m->directory_fd, KV_STORE_DEVICES, DEVICES_NEW);
+		r = kv_store_swap(m->directory_fd, KV_STORE_DEVICES, DEVICES_NEW);
 		m->swapped_devices = r == 0;
 	}
 	if (r < 0)
@@ -424,9 +422,9 @@ static int make_store(struct making *m)
 static void undo(struct making *m)
 {
 	if (m->swapped_devices)
-		(void)swap(m->directory_fd, DEVICES_NEW, KV_STORE_DEVICES);
+		(void)kv_store_swap(m->directory_fd, DEVICES_NEW, KV_STORE_DEVICES);
 	if (m->swapped_index)
-		(void)swap(m->directory_fd, INDEX_NEW, KV_STORE_INDEX);
+		(void)kv_store_swap(m->directory_fd, INDEX_NEW, KV_STORE_INDEX);
 	if (m->lock_fd >= 0)
 		(void)remove_new(m);
 	if (m->made_lock)

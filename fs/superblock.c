@@ -61,7 +61,7 @@ int kv_superblock_decode(const void *block, struct kv_superblock *ret_superblock
 		return -EUCLEAN;
 	/* The sum's place is the same in every format, so a flipped bit is never taken for one. */
 	s.format = kv_get_le32(b + OFFSET_FORMAT);
-	if (s.format > KV_DEVICE_FORMAT)
+	if (s.format != KV_DEVICE_FORMAT && s.format != 0)
 		return -EPROTO;
 	s.number = kv_get_le32(b + OFFSET_NUMBER);
 	memcpy(s.uuid, b + OFFSET_UUID, sizeof(s.uuid));

@@ -6,39 +6,53 @@
 #include <sys/stat.h>
 
 #include "index/space_internal.h"
-
-struct device_bits {
-	uint64_t *held;   /* blocks that some chunk holds */
-	uint64_t *starts; /* first blocks of extents that some chunk holds */
-};
+#include "index/tally.h"
 
 struct check {
 	struct kv_index *index;
 	struct kv_view view;
-	void (*violation)(void *arg, const char *text);
-	void *arg;
+	const struct kv_check_to *to;
 	ssize_t violations;
-	struct device_bits devices[KV_DEVICES_MAX];
-	struct kv_overlay shared; /* by REFCOUNT key: how many chunks hold the extent */
+	struct kv_tally tally;
 	uint64_t inodes;
 	uint64_t held_inodes;
 	struct kv_domain_record *domains; /* what they should count */
 };
 
-static void report(struct check *check, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
+/* What a violation is about; zero: the store. */
+struct about {
+	uint64_t ino;
+	const struct kv_extent *extent;
+};
+#define INODE(number) (&(const struct about){.ino = (number)})
 
-static void report(struct check *check, const char *format, ...)
+static void report(struct check *check, const struct about *about, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+static void report(struct check *check, const struct about *about, const char *format, ...)
 {
+	_cleanup_free_ char *path = NULL;
+	struct kv_violation violation = {.ino = about ? about->ino : 0};
 	char text[256];
 	va_list args;
 
+	check->violations++;
+	if (!check->to->tell)
+		return;
 	va_start(args, format);
 	(void)vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	check->violations++;
-	if (check->violation)
-		check->violation(check->arg, text);
+	violation.text = text;
+	if (violation.ino != 0)
+		path = kv_view_path(&check->view, violation.ino);
+	violation.path = path;
+	if (about && about->extent) {
+		violation.has_blocks = true;
+		violation.device = about->extent->device;
+		violation.block = about->extent->start;
+		violation.blocks = about->extent->count;
+	}
+	check->to->tell(check->to->arg, &violation);
 }
 
 #define U(x) ((unsigned long long)(x))
@@ -46,9 +60,15 @@ static void report(struct check *check, const char *format, ...)
 /* A record that cannot be read is a violation; other errors end the check. */
 static int damaged(struct check *check, const struct kv_key *key, int r)
 {
+	uint8_t table = key->bytes[0];
+	bool of_device = table == KV_TABLE_SPACE_GROUP || table == KV_TABLE_SPACE_SUMMARY ||
+			 table == KV_TABLE_REFCOUNT;
+
 	if (r != -EUCLEAN && r != -ENOENT)
 		return r;
-	report(check, "table %u a %llu b %llu: damaged or missing record", key->bytes[0],
+	report(check,
+		of_device ? NULL : INODE(table == KV_TABLE_USE ? kv_key_b(key) : kv_key_a(key)),
+		"%s %llu, %llu: damaged, or what it points to is missing", kv_table_name(table),
 		U(kv_key_a(key)), U(kv_key_b(key)));
 	return 0;
 }
@@ -70,7 +90,10 @@ static int each_record(
 		if (r < 0)
 			r = damaged(check, &key, r);
 	}
-	return r;
+	if (r != -EUCLEAN)
+		return r;
+	report(check, NULL, "%s: a key that is none", kv_table_name(start.bytes[0]));
+	return 0;
 }
 
 static int each_of_table(struct check *check, enum kv_table table, check_record *each)
@@ -82,49 +105,15 @@ static int each_of_table(struct check *check, enum kv_table table, check_record 
 
 /* ---- Chunk maps ---- */
 
-static bool bit_get(const uint64_t *words, uint64_t bit)
-{
-	return words[bit / 64] >> (bit % 64) & 1;
-}
-
-static void bit_set(uint64_t *words, uint64_t bit)
-{
-	words[bit / 64] |= UINT64_C(1) << (bit % 64);
-}
-
-/* A second chunk holds the extent: counts it. */
-static int note_shared(struct check *check, const struct kv_extent *extent)
-{
-	struct kv_key key = kv_key_pair(KV_TABLE_REFCOUNT, extent->device, extent->start);
-	struct kv_record *record = kv_overlay_find(&check->shared, &key);
-
-	if (!record) {
-		record = kv_record_new(KV_RECORD_VALUE, &key, KV_REFCOUNT_RECORD_SIZE);
-		if (!record)
-			return -ENOMEM;
-		kv_put_le32(record->value, 1);
-		kv_overlay_put(&check->shared, record);
-	}
-	kv_put_le32(record->value, kv_get_le32(record->value) + 1);
-	return 0;
-}
-
 static int check_extent(struct check *check, uint64_t ino, const struct kv_extent *extent)
 {
-	struct device_bits *bits = &check->devices[extent->device];
-	uint32_t held = 0;
+	int r = kv_tally_hold(&check->tally, extent);
 
-	for (uint32_t i = 0; i < extent->count; i++)
-		held += bit_get(bits->held, extent->start + i);
-	if (held == extent->count && bit_get(bits->starts, extent->start))
-		return note_shared(check, extent);
-	if (held != 0)
-		report(check, "inode %llu: blocks at %llu of device %u belong to another, too",
-			U(ino), U(extent->start), extent->device);
-	for (uint32_t i = 0; i < extent->count; i++)
-		bit_set(bits->held, extent->start + i);
-	bit_set(bits->starts, extent->start);
-	return 0;
+	if (r == -EUCLEAN)
+		report(check, &(const struct about){ino, extent},
+			"inode %llu: blocks at %llu of device %u belong to another, too", U(ino),
+			U(extent->start), extent->device);
+	return r == -EUCLEAN ? 0 : r;
 }
 
 static int check_segment(
@@ -137,8 +126,8 @@ static int check_segment(
 
 	while (r == 1 && (r = kv_view_next_chunk(&check->view, node, &reader, &chunk)) == 1) {
 		if (chunk.number >= limit)
-			report(check, "inode %llu: chunk %u behind its end", U(node->inode.ino),
-				chunk.number);
+			report(check, INODE(node->inode.ino), "inode %llu: chunk %u behind its end",
+				U(node->inode.ino), chunk.number);
 		*blocks += kv_chunk_blocks(&chunk);
 		for (uint32_t i = 0; i < chunk.extent_count; i++)
 			if (check_extent(check, node->inode.ino, &chunk.extents[i]) < 0)
@@ -163,8 +152,8 @@ static int check_map(struct check *check, const struct kv_index_node *node)
 		}
 	}
 	if (r == 0 && blocks != node->inode.blocks)
-		report(check, "inode %llu: counts %llu blocks, has %llu", U(node->inode.ino),
-			U(node->inode.blocks), U(blocks));
+		report(check, INODE(node->inode.ino), "inode %llu: counts %llu blocks, has %llu",
+			U(node->inode.ino), U(node->inode.blocks), U(blocks));
 	return r;
 }
 
@@ -176,7 +165,8 @@ static int check_map_owner(
 
 	(void)value;
 	if (r == 0 && (!S_ISREG(node.inode.mode) || node.tail_size > 0 || node.inode.blocks == 0))
-		report(check, "inode %llu: has a map segment it should not have", U(kv_key_a(key)));
+		report(check, INODE(kv_key_a(key)),
+			"inode %llu: has a map segment it should not have", U(kv_key_a(key)));
 	return r;
 }
 
@@ -195,8 +185,8 @@ static int count_links(struct check *check, const struct kv_index_node *node, ui
 		if (r < 0)
 			return r;
 		if (entry.record.ino != node->inode.ino)
-			report(check, "inode %llu: a link names inode %llu", U(node->inode.ino),
-				U(entry.record.ino));
+			report(check, INODE(node->inode.ino), "inode %llu: a link names inode %llu",
+				U(node->inode.ino), U(entry.record.ino));
 		++*ret_links;
 	}
 	return r;
@@ -231,7 +221,8 @@ static int check_path(struct check *check, const struct kv_index_node *node)
 			r = -ENOTDIR;
 
 		if (r < 0 || steps-- == 0) {
-			report(check, "inode %llu: no path to the root", U(node->inode.ino));
+			report(check, INODE(node->inode.ino), "inode %llu: no path to the root",
+				U(node->inode.ino));
 			return 0;
 		}
 	}
@@ -248,8 +239,9 @@ static int check_directory(struct check *check, const struct kv_index_node *node
 	if (node->inode.nlink == 0)
 		return 0; /* retired: its entries are worked off */
 	if (node->inode.nlink != 2 + count)
-		report(check, "directory %llu: link count %u, subdirectories %llu",
-			U(node->inode.ino), node->inode.nlink, U(count));
+		report(check, INODE(node->inode.ino),
+			"directory %llu: link count %u, subdirectories %llu", U(node->inode.ino),
+			node->inode.nlink, U(count));
 	return check_path(check, node);
 }
 
@@ -260,7 +252,8 @@ static int check_order(struct check *check, const struct kv_index_node *node)
 	int r = node->ordered ? kv_view_get(&check->view, &key, &value) : 0;
 
 	if (r == -ENOENT)
-		report(check, "inode %llu: not in the use order", U(node->inode.ino));
+		report(check, INODE(node->inode.ino), "inode %llu: not in the use order",
+			U(node->inode.ino));
 	return r == -ENOENT ? 0 : r;
 }
 
@@ -279,7 +272,8 @@ static int check_domain(struct check *check, const struct kv_index_node *node)
 	sum->pinned += node->counted.pinned;
 	sum->inodes += !node->counted.held;
 	if (state == KV_DOMAIN_NONE)
-		report(check, "inode %llu: in domain %u, which there is not", U(node->inode.ino),
+		report(check, INODE(node->inode.ino),
+			"inode %llu: in domain %u, which there is not", U(node->inode.ino),
 			node->inode.domain);
 	if (node->inode.cookie == 0 || kv_index_node_is_domain(index, node))
 		return 0;
@@ -288,7 +282,8 @@ static int check_domain(struct check *check, const struct kv_index_node *node)
 		return r;
 	if (parent.inode.domain != node->inode.domain && state == KV_DOMAIN_LIVE &&
 		atomic_load(&index->domains[parent.inode.domain].state) == KV_DOMAIN_LIVE)
-		report(check, "inode %llu: in domain %u, its directory in %u", U(node->inode.ino),
+		report(check, INODE(node->inode.ino),
+			"inode %llu: in domain %u, its directory in %u", U(node->inode.ino),
 			node->inode.domain, parent.inode.domain);
 	return 0;
 }
@@ -307,17 +302,18 @@ static void check_domains(struct check *check)
 		if (atomic_load(&domain->used) != sum->used ||
 			atomic_load(&domain->pinned) != sum->pinned ||
 			atomic_load(&domain->inodes) != sum->inodes)
-			report(check,
+			report(check, NULL,
 				"domain %u: counts %llu blocks, %llu pinned, %llu inodes, has "
 				"%llu, "
 				"%llu, %llu",
 				i, U(domain->used), U(domain->pinned), U(domain->inodes),
 				U(sum->used), U(sum->pinned), U(sum->inodes));
 		if (ino != 0 && kv_view_directory(&check->view, ino, &node) < 0)
-			report(check, "domain %u: its directory %llu is not there", i, U(ino));
+			report(check, NULL, "domain %u: its directory %llu is not there", i,
+				U(ino));
 	}
 	if (pinned != atomic_load(&check->index->pinned))
-		report(check, "counts %llu pinned blocks, has %llu", U(check->index->pinned),
+		report(check, NULL, "counts %llu pinned blocks, has %llu", U(check->index->pinned),
 			U(pinned));
 }
 
@@ -336,14 +332,16 @@ static int check_inode(struct check *check, const struct kv_key *key, const stru
 	else
 		check->inodes++;
 	if (node.inode.ino >= atomic_load(&check->index->next_ino))
-		report(check, "inode %llu: number not handed out", U(node.inode.ino));
+		report(check, INODE(node.inode.ino), "inode %llu: number not handed out",
+			U(node.inode.ino));
 	if (S_ISDIR(node.inode.mode)
 			? links != (node.inode.ino != KV_ROOT_INO && node.inode.nlink > 0)
 			: links != node.inode.nlink)
-		report(check, "inode %llu: link count %u, links %llu", U(node.inode.ino),
-			node.inode.nlink, U(links));
+		report(check, INODE(node.inode.ino), "inode %llu: link count %u, links %llu",
+			U(node.inode.ino), node.inode.nlink, U(links));
 	if (node.inode.nlink == 0 && !node.orphan && !node.ordered)
-		report(check, "inode %llu: has no name and is no orphan", U(node.inode.ino));
+		report(check, INODE(node.inode.ino), "inode %llu: has no name and is no orphan",
+			U(node.inode.ino));
 	r = check_order(check, &node);
 	if (r == 0)
 		r = check_domain(check, &node);
@@ -375,7 +373,8 @@ static int check_name(struct check *check, const struct kv_key *key, const struc
 	if (r == 0 && entry.place.cookie / KV_HASH_SLOTS !=
 			      kv_index_hash(check->index, entry.record.name, entry.record.length) /
 				      KV_HASH_SLOTS)
-		report(check, "directory %llu: an entry is not where its name belongs",
+		report(check, INODE(entry.place.parent),
+			"directory %llu: an entry is not where its name belongs",
 			U(entry.place.parent));
 	return r;
 }
@@ -387,7 +386,8 @@ static int check_link(struct check *check, const struct kv_key *key, const struc
 
 	(void)value;
 	if (r == 0 && (node.inode.cookie == 0 || S_ISDIR(node.inode.mode)))
-		report(check, "inode %llu: further links without a first", U(kv_key_a(key)));
+		report(check, INODE(kv_key_a(key)), "inode %llu: further links without a first",
+			U(kv_key_a(key)));
 	return r;
 }
 
@@ -402,8 +402,8 @@ static int check_xattr(struct check *check, const struct kv_key *key, const stru
 	if (r == 0 &&
 		kv_key_b(key) / KV_HASH_SLOTS !=
 			kv_index_hash(check->index, record.name, record.length) / KV_HASH_SLOTS)
-		report(check, "inode %llu: an attribute is not where its name belongs",
-			U(kv_key_a(key)));
+		report(check, INODE(kv_key_a(key)),
+			"inode %llu: an attribute is not where its name belongs", U(kv_key_a(key)));
 	return r;
 }
 
@@ -413,7 +413,8 @@ static int check_orphan(struct check *check, const struct kv_key *key, const str
 	int r = kv_view_node(&check->view, kv_key_a(key), &node);
 
 	if (r == 0 && (node.inode.nlink != 0 || value->held != kv_index_node_is_held(&node)))
-		report(check, "inode %llu: an orphan with a name", U(kv_key_a(key)));
+		report(check, INODE(kv_key_a(key)), "inode %llu: an orphan with a name",
+			U(kv_key_a(key)));
 	return r;
 }
 
@@ -427,7 +428,8 @@ static int check_use(struct check *check, const struct kv_key *key, const struct
 		return 0; /* padding */
 	r = kv_view_node(&check->view, kv_key_b(key), &node);
 	if (r == 0 && (!node.ordered || node.order != kv_key_a(key)))
-		report(check, "inode %llu: a place in the use order that is not its own",
+		report(check, INODE(kv_key_b(key)),
+			"inode %llu: a place in the use order that is not its own",
 			U(kv_key_b(key)));
 	return r;
 }
@@ -437,17 +439,17 @@ static int check_use(struct check *check, const struct kv_key *key, const struct
 static int check_refcount(
 	struct check *check, const struct kv_key *key, const struct kv_value *value)
 {
-	const struct kv_record *shared = kv_overlay_find(&check->shared, key);
+	const struct kv_record *shared = kv_overlay_find(&check->tally.shared, key);
 	uint32_t count;
 	int r = kv_refcount_decode(value->data, value->size, &count);
 
 	if (r < 0)
 		return r;
 	if (!shared || kv_get_le32(shared->value) != count)
-		report(check, "block %llu of device %llu: reference count %u, references %u",
+		report(check, NULL, "block %llu of device %llu: reference count %u, references %u",
 			U(kv_key_b(key)), U(kv_key_a(key)), count,
 			shared ? kv_get_le32(shared->value) : 1);
-	kv_overlay_drop(&check->shared, key);
+	kv_overlay_drop(&check->tally.shared, key);
 	return 0;
 }
 
@@ -455,7 +457,7 @@ static int check_group(struct check *check, uint16_t number, uint64_t group_numb
 {
 	struct kv_space *space = check->index->space;
 	const struct kv_space_device *device = &space->devices[number];
-	const uint64_t *held = check->devices[number].held + group_number * KV_GROUP_WORDS;
+	const uint64_t *held = check->tally.devices[number].held + group_number * KV_GROUP_WORDS;
 	struct kv_group *group;
 	unsigned busy = 0;
 	int r = kv_space_load(space, &check->view, number, group_number, &group);
@@ -465,15 +467,15 @@ static int check_group(struct check *check, uint16_t number, uint64_t group_numb
 	for (size_t i = 0; i < KV_GROUP_WORDS; i++) {
 		busy += (unsigned)__builtin_popcountll(group->busy[i]);
 		if (group->used[i] & group->busy[i])
-			report(check, "device %u group %llu: used and busy at once", number,
+			report(check, NULL, "device %u group %llu: used and busy at once", number,
 				U(group_number));
 		if (group->used[i] != held[i])
-			report(check, "device %u block %llu: bitmap %016llx, maps %016llx", number,
-				U(group_number * KV_GROUP_BLOCKS + 64 * i), U(group->used[i]),
-				U(held[i]));
+			report(check, NULL, "device %u block %llu: bitmap %016llx, maps %016llx",
+				number, U(group_number * KV_GROUP_BLOCKS + 64 * i),
+				U(group->used[i]), U(held[i]));
 	}
 	if (busy != device->counts[group_number].busy)
-		report(check, "device %u group %llu: counts %u busy, has %u", number,
+		report(check, NULL, "device %u group %llu: counts %u busy, has %u", number,
 			U(group_number), device->counts[group_number].busy, busy);
 	return 0;
 }
@@ -496,7 +498,7 @@ static int check_device(struct check *check, uint16_t number, uint64_t *used, ui
 		free_blocks += kv_group_free(device, i);
 	}
 	if (free_blocks != device->free)
-		report(check, "device %u: counts %llu free blocks, has %llu", number,
+		report(check, NULL, "device %u: counts %llu free blocks, has %llu", number,
 			U(device->free), U(free_blocks));
 	return 0;
 }
@@ -506,8 +508,10 @@ static int check_space(struct check *check)
 	struct kv_space *space = check->index->space;
 	uint64_t used = 0;
 	uint64_t busy = 0;
-	KV_LOCKED(&space->lock);
 
+	if (!space)
+		return 0; /* kv_index_inspect has said that it cannot be read */
+	KV_LOCKED(&space->lock);
 	for (uint32_t i = 0; i < space->device_count; i++) {
 		int r = check_device(check, (uint16_t)i, &used, &busy);
 
@@ -515,7 +519,8 @@ static int check_space(struct check *check)
 			return r;
 	}
 	if (used != space->used || busy != space->busy)
-		report(check, "the store counts %llu used and %llu busy blocks, has %llu and %llu",
+		report(check, NULL,
+			"the store counts %llu used and %llu busy blocks, has %llu and %llu",
 			U(space->used), U(space->busy), U(used), U(busy));
 	return 0;
 }
@@ -524,33 +529,16 @@ static int check_space(struct check *check)
 
 static int check_init(struct check *check)
 {
-	const struct kv_index_store *store = &check->index->record.store;
+	int r = kv_tally_init(&check->tally, &check->index->record.store);
 
-	kv_overlay_init(&check->shared);
 	check->domains = calloc(KV_DOMAINS_MAX, sizeof(*check->domains));
-	if (!check->domains)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < store->device_count; i++) {
-		size_t words = (size_t)kv_div_round_up(store->device_blocks[i], KV_GROUP_BLOCKS) *
-				       KV_GROUP_WORDS +
-			       1;
-
-		check->devices[i].held = calloc(words, sizeof(uint64_t));
-		check->devices[i].starts = calloc(words, sizeof(uint64_t));
-		if (!check->devices[i].held || !check->devices[i].starts)
-			return -ENOMEM;
-	}
-	return 0;
+	return r < 0 || check->domains ? r : -ENOMEM;
 }
 
 static void check_done(struct check *check)
 {
-	for (uint32_t i = 0; i < KV_DEVICES_MAX; i++) {
-		free(check->devices[i].held);
-		free(check->devices[i].starts);
-	}
 	free(check->domains);
-	kv_overlay_done(&check->shared);
+	kv_tally_done(&check->tally);
 }
 
 static int check_tables(struct check *check)
@@ -575,21 +563,21 @@ static int check_tables(struct check *check)
 		if (r < 0)
 			return r;
 	}
-	if (check->shared.count > 0)
-		report(check, "%zu shared extents have no reference count", check->shared.count);
+	if (check->tally.shared.count > 0)
+		report(check, NULL, "%zu shared extents have no reference count",
+			check->tally.shared.count);
 	if (check->inodes != check->index->inodes ||
 		check->held_inodes != check->index->held_inodes)
-		report(check, "counts %llu inodes and %llu held ones, has %llu and %llu",
+		report(check, NULL, "counts %llu inodes and %llu held ones, has %llu and %llu",
 			U(check->index->inodes), U(check->index->held_inodes), U(check->inodes),
 			U(check->held_inodes));
 	check_domains(check);
 	return check_space(check);
 }
 
-ssize_t kv_index_check(
-	struct kv_index *index, void (*violation)(void *arg, const char *text), void *arg)
+ssize_t kv_index_check_all(struct kv_index *index, const struct kv_check_to *to)
 {
-	struct check check = {.index = index, .violation = violation, .arg = arg};
+	struct check check = {.index = index, .to = to};
 	int r = check_init(&check);
 
 	if (r == 0) {
@@ -599,4 +587,25 @@ ssize_t kv_index_check(
 	}
 	check_done(&check);
 	return r < 0 ? r : check.violations;
+}
+
+struct lines {
+	void (*violation)(void *arg, const char *text);
+	void *arg;
+};
+
+static void tell_line(void *arg, const struct kv_violation *violation)
+{
+	const struct lines *lines = arg;
+
+	lines->violation(lines->arg, violation->text);
+}
+
+ssize_t kv_index_check(
+	struct kv_index *index, void (*violation)(void *arg, const char *text), void *arg)
+{
+	struct lines lines = {violation, arg};
+
+	return kv_index_check_all(
+		index, &(struct kv_check_to){violation ? tell_line : NULL, &lines});
 }

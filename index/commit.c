@@ -88,12 +88,11 @@ static int batch_take(struct kv_index *index, bool last)
 static int batch_put(struct kv_index *index, MDB_txn *txn, struct kv_record *record)
 {
 	MDB_val key = {.mv_size = record->key.size, .mv_data = record->key.bytes};
-	MDB_val value = {.mv_size = record->size, .mv_data = record->value};
 	int code;
 
 	assert(record->kind == KV_RECORD_VALUE || record->kind == KV_RECORD_TOMBSTONE);
 	if (record->kind == KV_RECORD_VALUE)
-		return mdb_put(txn, index->dbi, &key, &value, 0);
+		return kv_index_put(txn, index->dbi, &record->key, record->value, record->size);
 	code = mdb_del(txn, index->dbi, &key, NULL);
 	return code == MDB_NOTFOUND ? 0 : code; /* made and removed within one batch */
 }
@@ -182,6 +181,8 @@ static int commit_once(struct kv_index *index, bool last)
 		r = batch_write(index);
 	if (r == 0)
 		batch_done(index);
+	/* A failed one may have used the reserve up. */
+	kv_reserve_update(index);
 	commit_report(index, r);
 	return r;
 }
@@ -246,7 +247,11 @@ static void *commit_main(void *arg)
 
 int kv_commit_start(struct kv_index *index)
 {
-	int r = pthread_create(&index->commit_thread, NULL, commit_main, index);
+	int r;
+
+	atomic_store(&index->pending_max, KV_PENDING_MAX);
+	kv_reserve_update(index);
+	r = pthread_create(&index->commit_thread, NULL, commit_main, index);
 
 	index->commit_started = r == 0;
 	return -r;
@@ -272,7 +277,7 @@ void kv_commit_stop(struct kv_index *index)
 static bool commit_is_full(struct kv_index *index)
 {
 	return atomic_load_explicit(&index->pending_weight, memory_order_relaxed) >
-		       KV_PENDING_MAX ||
+		       atomic_load_explicit(&index->pending_max, memory_order_relaxed) ||
 	       ino_margin_low(index);
 }
 

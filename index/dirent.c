@@ -5,6 +5,7 @@
  * An entry's cookie is a hash of its name and a slot of that hash: it is the key in the
  * directory and the readdir position at once, and stays while the name does.
  */
+#include <limits.h>
 #include <sys/stat.h>
 
 #include "index/index_internal.h"
@@ -311,4 +312,31 @@ int kv_index_name(struct kv_index *index, uint64_t ino, uint64_t *ret_parent, ch
 	}
 	kv_view_end(&view);
 	return r;
+}
+
+char *kv_view_path(struct kv_view *view, uint64_t ino)
+{
+	char path[PATH_MAX];
+	size_t at = sizeof(path) - 1;
+
+	path[at] = '\0';
+	if (ino == KV_ROOT_INO)
+		path[--at] = '/';
+	/* Each step takes two bytes at least, so that circles end. */
+	while (ino != KV_ROOT_INO) {
+		struct kv_index_node node;
+		struct kv_entry entry;
+
+		if (kv_view_node(view, ino, &node) < 0 || node.inode.cookie == 0 ||
+			kv_view_entry_at(view,
+				&(struct kv_place){node.inode.parent, node.inode.cookie},
+				&entry) < 0 ||
+			entry.record.length + 1 > at)
+			return NULL;
+		at -= entry.record.length;
+		memcpy(path + at, entry.record.name, entry.record.length);
+		path[--at] = '/';
+		ino = node.inode.parent;
+	}
+	return strdup(path + at);
 }

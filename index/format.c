@@ -21,6 +21,59 @@ static bool table_has_pairs(uint8_t table)
 	       table != KV_TABLE_GUARD && table != KV_TABLE_INODE;
 }
 
+size_t kv_record_sum_size(const struct kv_key *key)
+{
+	switch (key->bytes[0]) {
+	case KV_TABLE_META:
+		return kv_key_a(key) == KV_META_STORE ? 0 : KV_RECORD_SUM_SIZE;
+	case KV_TABLE_ORPHAN:
+	case KV_TABLE_USE:
+	case KV_TABLE_GUARD:
+		return 0;
+	default:
+		return KV_RECORD_SUM_SIZE;
+	}
+}
+
+uint32_t kv_record_sum(const struct kv_key *key, const void *value, size_t size)
+{
+	return (uint32_t)XXH3_64bits_withSeed(value, size, XXH3_64bits(key->bytes, key->size));
+}
+
+size_t kv_record_value_size(const struct kv_key *key, const void *record, size_t size)
+{
+	size_t sum_size = kv_record_sum_size(key);
+	const uint8_t *p = record;
+
+	if (sum_size == 0)
+		return size;
+	if (size <= sum_size)
+		return 0;
+	size -= sum_size;
+	return kv_get_le32(p + size) == kv_record_sum(key, p, size) ? size : 0;
+}
+
+const char *kv_table_name(unsigned table)
+{
+	static const char *const names[_KV_TABLE_MAX] = {
+		[KV_TABLE_META] = "head",
+		[KV_TABLE_SPACE_GROUP] = "bitmap of blocks",
+		[KV_TABLE_SPACE_SUMMARY] = "count of blocks",
+		[KV_TABLE_REFCOUNT] = "reference count",
+		[KV_TABLE_ORPHAN] = "orphan",
+		[KV_TABLE_DOMAIN] = "quota",
+		[KV_TABLE_XATTR] = "attribute",
+		[KV_TABLE_LINK] = "link",
+		[KV_TABLE_MAP] = "map",
+		[KV_TABLE_DIRENT] = "name",
+		[KV_TABLE_USE] = "use",
+		[KV_TABLE_GUARD] = "padding",
+		[KV_TABLE_INODE] = "inode",
+	};
+
+	return table < _KV_TABLE_MAX && names[table] ? names[table] : "table";
+}
+
 int kv_key_decode(const void *data, size_t size, struct kv_key *ret_key)
 {
 	const uint8_t *bytes = data;

@@ -38,6 +38,11 @@
  * nothing is between them. That saves one byte in nine of a store of small files; nothing depends
  * on it, and nobody reads them.
  *
+ * Behind each value, but for the store's, which has a sum of its own, and those of ORPHAN, USE and
+ * GUARD, which say nothing, stand 4 bytes: XXH3-64 of the value, seeded with that of the key, cut
+ * to 32 bits. So a record that changed where it lies, or that stands under another's key, is
+ * damaged.
+ *
  *   store  [8 magic] [4 format] [4 device_count] [16 uuid] [8 hash seed] [4 block size]
  *          [4 chunk size] [8 blocks] x device_count [8 XXH3-64 of all before]
  *   state  [8 next ino] [8 inodes] [8 used blocks] [8 zero]
@@ -69,7 +74,7 @@
 #include "fs/base.h"
 #include "index/index.h"
 
-#define KV_INDEX_FORMAT 2u
+#define KV_INDEX_FORMAT 3u
 #define KV_INDEX_MAGIC UINT64_C(0x007864697366766b) /* "kvfsidx" read as little-endian */
 
 enum kv_table {
@@ -88,6 +93,9 @@ enum kv_table {
 	KV_TABLE_INODE,
 	_KV_TABLE_MAX,
 };
+
+/* As messages call it; "table" for none of them. */
+const char *kv_table_name(unsigned table);
 
 #define KV_META_STORE 0u
 #define KV_META_STATE 1u
@@ -144,6 +152,16 @@ static inline int kv_key_compare(const struct kv_key *a, const struct kv_key *b)
 
 /* Bytes of unknown origin into a key; -EUCLEAN if no table has such keys. */
 int kv_key_decode(const void *data, size_t size, struct kv_key *ret_key);
+
+/* ---- Sums ---- */
+
+#define KV_RECORD_SUM_SIZE 4u
+/* Bytes of the sum behind a value under KEY: KV_RECORD_SUM_SIZE or 0. */
+size_t kv_record_sum_size(const struct kv_key *key);
+uint32_t kv_record_sum(const struct kv_key *key, const void *value, size_t size);
+/* The size of the value of a record of SIZE bytes, without its sum; 0, which no table with sums
+ * takes for a value, if that does not match. */
+size_t kv_record_value_size(const struct kv_key *key, const void *record, size_t size);
 
 /* ---- The use order ---- */
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "index/index_internal.h"
+#include "index/pages.h"
 
 #define MAP_SIZE_DEFAULT (UINT64_C(64) << 30)
 #define COMMIT_DELAY_MS_DEFAULT 5u
@@ -66,7 +67,14 @@ static void read_ahead(MDB_env *env)
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
 }
 
-static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
+/* LMDB has met pages that make no sense to it, and aborts when this returns. */
+static void report_assert(MDB_env *env, const char *message)
+{
+	(void)env;
+	kv_log_error("index", "damaged, LMDB gives up; " KV_INDEX_ADVICE " reason=\"%s\"", message);
+}
+
+int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env)
 {
 	MDB_env *env;
 	int dead;
@@ -74,11 +82,12 @@ static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
 
 	if (code != 0)
 		return kv_index_errno(code);
+	(void)mdb_env_set_assert(env, report_assert);
 	code = mdb_env_set_mapsize(env, map_size != 0 ? map_size : MAP_SIZE_DEFAULT);
 	if (code == 0)
 		code = mdb_env_set_maxreaders(env, READERS_MAX);
 	if (code == 0)
-		code = mdb_env_open(env, path, ENV_FLAGS, 0600);
+		code = mdb_env_open(env, path, ENV_FLAGS | flags, 0600);
 	if (code == 0) /* slots of a daemon that was killed would keep old pages from reuse */
 		code = mdb_reader_check(env, &dead);
 	if (code != 0) {
@@ -90,11 +99,26 @@ static int env_open(const char *path, uint64_t map_size, MDB_env **ret_env)
 	return 0;
 }
 
+int kv_index_put(
+	MDB_txn *txn, MDB_dbi dbi, const struct kv_key *key, const void *value, size_t size)
+{
+	size_t sum_size = kv_record_sum_size(key);
+	MDB_val k = {.mv_size = key->size, .mv_data = (void *)key->bytes};
+	MDB_val v = {.mv_size = size + sum_size};
+	int code = mdb_put(txn, dbi, &k, &v, MDB_RESERVE);
+
+	if (code != 0)
+		return code;
+	if (size > 0)
+		memcpy(v.mv_data, value, size);
+	if (sum_size > 0)
+		kv_put_le32((uint8_t *)v.mv_data + size, kv_record_sum(key, value, size));
+	return 0;
+}
+
 static int put(MDB_txn *txn, MDB_dbi dbi, struct kv_key key, MDB_val value)
 {
-	MDB_val k = {.mv_size = key.size, .mv_data = key.bytes};
-
-	return kv_index_errno(mdb_put(txn, dbi, &k, &value, 0));
+	return kv_index_errno(kv_index_put(txn, dbi, &key, value.mv_data, value.mv_size));
 }
 
 struct padding {
@@ -167,9 +191,7 @@ static int sync_directory(const char *path)
 	return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }
 
-/* Whether the regular file data.mdb is in PATH: 0, -ENOENT, -EUCLEAN for anything else of the name.
- */
-static int data_file_check(const char *path)
+int kv_index_file_check(const char *path)
 {
 	_cleanup_fd_ int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	struct stat st;
@@ -217,14 +239,14 @@ int kv_index_create(const char *path, const struct kv_index_store *store, uint32
 
 	if (!store_is_valid(store))
 		return -EINVAL;
-	r = data_file_check(path);
+	r = kv_index_file_check(path);
 	if (r != -ENOENT)
 		return r < 0 && r != -EUCLEAN ? r : -EEXIST;
 	record.store.format = KV_INDEX_FORMAT;
 	if (getrandom(&record.hash_seed, sizeof(record.hash_seed), 0) !=
 		(ssize_t)sizeof(record.hash_seed))
 		return -EIO;
-	r = env_open(path, 0, &env);
+	r = kv_index_env_open(path, 0, 0, &env);
 	if (r < 0)
 		return r;
 	r = create_write(env, &record, &root);
@@ -260,7 +282,7 @@ static int load_record(struct kv_view *view, uint64_t which, struct kv_value *re
 	return r == -ENOENT ? -EUCLEAN : r;
 }
 
-static int load_meta(struct kv_index *index, struct kv_state *ret_state)
+int kv_index_load_meta(struct kv_index *index, struct kv_state *ret_state)
 {
 	struct kv_view view;
 	struct kv_value value;
@@ -278,43 +300,59 @@ static int load_meta(struct kv_index *index, struct kv_state *ret_state)
 	return r;
 }
 
+const char *kv_index_meta_error(
+	const struct kv_index *index, int r, char *ret_text, size_t text_size)
+{
+	unsigned format = index->record.store.format;
+
+	if (r != -EPROTO)
+		(void)snprintf(ret_text, text_size,
+			"the index is damaged, its head cannot be read: %s; " KV_INDEX_ADVICE,
+			strerror(-r));
+	else if (format < KV_INDEX_FORMAT)
+		(void)snprintf(ret_text, text_size,
+			"the index has format %u, of an older kvfs; this one has format %u and "
+			"cannot read it: it is a cache, so make the store anew with `kvfs format "
+			"--force`, or use the older kvfs",
+			format, KV_INDEX_FORMAT);
+	else
+		(void)snprintf(ret_text, text_size,
+			"the index has format %u, made by a newer kvfs; this one knows up to %u: "
+			"update kvfs, or make the store anew with `kvfs format --force`",
+			format, KV_INDEX_FORMAT);
+	return ret_text;
+}
+
 static int load(struct kv_index *index, const struct kv_index_options *options,
 	const struct error_text *error)
 {
 	struct kv_state state;
-	int r = load_meta(index, &state);
+	char text[256];
+	int r = kv_index_load_meta(index, &state);
 
-	if (r == -EPROTO && index->record.store.format < KV_INDEX_FORMAT)
-		return fail(error, r,
-			"the index has format %u, of an older kvfs; this one has format %u and "
-			"cannot read it: it is a cache, so make the store anew with kvfs format",
-			index->record.store.format, KV_INDEX_FORMAT);
-	if (r == -EPROTO)
-		return fail(error, r,
-			"the index has format %u, made by a newer kvfs; this one knows up to %u: "
-			"update kvfs",
-			index->record.store.format, KV_INDEX_FORMAT);
 	if (r < 0)
-		return fail(error, r, "the index is damaged, its head cannot be read: %s",
-			strerror(-r));
+		return fail(error, r, "%s", kv_index_meta_error(index, r, text, sizeof(text)));
 	index->inodes = state.inodes;
 	r = kv_domains_load(index);
 	if (r < 0)
-		return fail(error, r, "the index is damaged, its quotas cannot be read: %s",
+		return fail(error, r,
+			"the index is damaged, its quotas cannot be read: %s; " KV_INDEX_ADVICE,
 			strerror(-r));
 	atomic_store(&index->next_ino, state.next_ino);
 	atomic_store(&index->ino_limit, state.next_ino);
 	r = kv_space_new(index, options->quota_blocks, &index->space);
 	if (r < 0)
-		return fail(error, r, "the index is damaged, its free space cannot be read: %s",
+		return fail(error, r,
+			"the index is damaged, its free space cannot be read: %s; " KV_INDEX_ADVICE,
 			strerror(-r));
 	if (state.used_blocks != kv_space_used(index->space))
 		return fail(error, -EUCLEAN,
-			"the index is damaged, its counts of used blocks disagree");
+			"the index is damaged, its counts of used blocks "
+			"disagree; " KV_INDEX_ADVICE);
 	return 0;
 }
 
-static int index_new(const struct kv_index_options *options, struct kv_index **ret_index)
+int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_index)
 {
 	struct kv_index *index = calloc(1, sizeof(*index));
 	pthread_rwlockattr_t writers_first;
@@ -350,10 +388,10 @@ static int index_new(const struct kv_index_options *options, struct kv_index **r
 	return 0;
 }
 
-static int open_env(struct kv_index *index, const char *path, uint64_t map_size)
+int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags)
 {
 	MDB_txn *txn;
-	int r = env_open(path, map_size, &index->env);
+	int r = kv_index_env_open(path, map_size, flags, &index->env);
 
 	if (r < 0)
 		return r;
@@ -365,13 +403,40 @@ static int open_env(struct kv_index *index, const char *path, uint64_t map_size)
 	return r;
 }
 
+/*
+ * LMDB may crash on pages that changed where they lie. Up to a size that keeps opening short they
+ * are all looked at before; of a larger index `kvfs check` does that.
+ */
+static int check_pages(const char *path)
+{
+	_cleanup_free_ char *file = NULL;
+	_cleanup_fd_ int fd = -1;
+	struct stat st;
+	ssize_t r;
+
+	if (asprintf(&file, "%s/data.mdb", path) < 0) {
+		file = NULL;
+		return -ENOMEM;
+	}
+	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st) < 0)
+		return -errno;
+	if (st.st_size > (off_t)READ_AHEAD_MAX)
+		return 0;
+	r = kv_pages_check(&(struct kv_pages){.fd = fd});
+	return r > 0 ? -EUCLEAN : (int)r;
+}
+
 static int open_all(struct kv_index *index, const char *path,
 	const struct kv_index_options *options, const struct error_text *error)
 {
-	int r = open_env(index, path, options->map_size_bytes);
+	int r = check_pages(path);
 
+	if (r == 0)
+		r = kv_index_open_env(index, path, options->map_size_bytes, 0);
 	if (r == -EUCLEAN || r == -EPROTO)
-		return fail(error, r, "%s/data.mdb is damaged or not an LMDB file: %s", path,
+		return fail(error, r,
+			"%s/data.mdb is damaged or not an LMDB file: %s; " KV_INDEX_ADVICE, path,
 			strerror(-r));
 	if (r < 0)
 		return fail(error, r, "cannot open the index in %s: %s", path, strerror(-r));
@@ -387,13 +452,13 @@ int kv_index_open(const char *path, const struct kv_index_options *options,
 {
 	const struct error_text error = {.text = ret_error, .size = error_size};
 	struct kv_index *index;
-	int r = data_file_check(path);
+	int r = kv_index_file_check(path);
 
 	if (r == -ENOENT)
 		return fail(&error, r, "there is no index in %s: format the store first", path);
 	if (r < 0)
 		return fail(&error, r, "%s/data.mdb cannot be used: %s", path, strerror(-r));
-	r = index_new(options, &index);
+	r = kv_index_new(options, &index);
 	if (r < 0)
 		return fail(&error, r, "cannot open the index in %s: %s", path, strerror(-r));
 	r = open_all(index, path, options, &error);

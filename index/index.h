@@ -41,6 +41,11 @@ struct kv_index_store {
 						   excluded */
 };
 
+/* What to do about damage, for the end of a message. */
+#define KV_INDEX_ADVICE                                                                            \
+	"run `kvfs check` on the store, which can repair it, or make it anew with `kvfs format "   \
+	"--force`"
+
 struct kv_index_options {
 	uint64_t map_size_bytes;  /* 0: 64 GiB of address space */
 	uint32_t commit_delay_ms; /* group commit waits that long for company; 0: 5 */
@@ -102,6 +107,12 @@ struct kv_index *kv_index_close(struct kv_index *index);
 const struct kv_index_store *kv_index_store(const struct kv_index *index);
 struct kv_space *kv_index_space(struct kv_index *index);
 
+/*
+ * The map, or the filesystem that the index is on, is so full that only removals are taken: what
+ * makes names, links, attributes or quotas answers -ENOSPC until those have freed enough.
+ */
+bool kv_index_is_short(const struct kv_index *index);
+
 /* ---- Durability ---- */
 
 /* The number of the last operation applied. */
@@ -151,6 +162,11 @@ int kv_index_readdir(struct kv_index *index, uint64_t ino, uint64_t cookie, bool
  * ret_name takes KV_NAME_MAX + 1 bytes, NUL-terminated.
  */
 int kv_index_name(struct kv_index *index, uint64_t ino, uint64_t *ret_parent, char *ret_name);
+/* The path of the first name of INO from the root, for the caller to free; NULL if it has none. */
+char *kv_index_path(struct kv_index *index, uint64_t ino);
+
+/* Fills ret_inos with regular files above AFTER that have blocks, ascending; returns how many. */
+ssize_t kv_index_files(struct kv_index *index, uint64_t after, uint64_t *ret_inos, size_t capacity);
 
 /* ---- Names ---- */
 

@@ -90,7 +90,11 @@ struct kv_index {
 	_Atomic int commit_error;  /* negative errno of the last attempt, or 0 */
 	_Atomic bool commit_awake; /* the thread will look at the sequence again */
 	_Atomic uint64_t commits;
-	bool batch_taken; /* flushing is a batch not yet written: commit thread only */
+	uint64_t reserve_end; /* see reserve.c; of the file; commit thread only */
+	struct kv_log_limit reserve_log;
+	_Atomic bool is_short;
+	_Atomic uint64_t pending_max; /* mutators wait above that weight */
+	bool batch_taken;             /* flushing is a batch not yet written: commit thread only */
 	uint64_t batch_sequence;
 	uint64_t batch_ino_limit;
 	struct kv_log_limit commit_log;
@@ -100,8 +104,23 @@ struct kv_index {
 	_Atomic unsigned fail_count;
 };
 
+/* Writes a record, with its sum. Returns LMDB's code. */
+int kv_index_put(
+	MDB_txn *txn, MDB_dbi dbi, const struct kv_key *key, const void *value, size_t size);
 /* LMDB's codes as negative errno. */
 int kv_index_errno(int code);
+/* Opens LMDB in directory PATH; FLAGS are added to those that all use. MAP_SIZE 0: the default. */
+int kv_index_env_open(const char *path, uint64_t map_size, unsigned flags, MDB_env **ret_env);
+/* One with nothing opened yet, for kv_index_close, and its parts in the order they are loaded. */
+int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_index);
+int kv_index_open_env(struct kv_index *index, const char *path, uint64_t map_size, unsigned flags);
+int kv_index_load_meta(struct kv_index *index, struct kv_state *ret_state);
+/* The line for the user that says why the head cannot be used. */
+const char *kv_index_meta_error(
+	const struct kv_index *index, int r, char *ret_text, size_t text_size);
+/* Whether the regular file data.mdb is in PATH: 0, -ENOENT, -EUCLEAN for anything else of the name.
+ */
+int kv_index_file_check(const char *path);
 /* Logs a record that failed its checks, and returns -EUCLEAN. */
 int kv_index_damaged(struct kv_index *index, const struct kv_key *key, const char *what);
 
@@ -206,6 +225,8 @@ int kv_op_begin(struct kv_op *op, struct kv_index *index);
 /* Applies the changes if R is not negative, else forgets them. Returns R. */
 int kv_op_end(struct kv_op *op, int r);
 
+/* The same for what makes the index grow: -ENOSPC while only removals are taken. */
+int kv_op_begin_growing(struct kv_op *op, struct kv_index *index);
 /* A record of the operation to be filled in by the caller at once; NULL if memory is short. */
 uint8_t *kv_op_put(struct kv_op *op, const struct kv_key *key, size_t size, bool held);
 int kv_op_drop(struct kv_op *op, const struct kv_key *key, bool held);
@@ -266,6 +287,8 @@ int kv_view_entry_at(
 /* The inode that ENTRY names: -EUCLEAN if it is gone or of another type. */
 int kv_view_entry_node(
 	struct kv_view *view, const struct kv_entry *entry, struct kv_index_node *ret_node);
+/* The path of the first name of INO from the root, for the caller to free; NULL: none is known. */
+char *kv_view_path(struct kv_view *view, uint64_t ino);
 /* A free place for NAME: -EEXIST, or -ENOSPC if its hash has none left. */
 int kv_view_free_place(struct kv_view *view, uint64_t parent, const struct kv_name *name,
 	struct kv_place *ret_place);
@@ -397,6 +420,11 @@ int kv_view_next_segment(struct kv_view *view, const struct kv_index_node *node,
 /* kv_map_next, with the damage logged. */
 int kv_view_next_chunk(struct kv_view *view, const struct kv_index_node *node,
 	struct kv_map_reader *reader, struct kv_chunk *ret_chunk);
+
+/* ---- reserve.c ---- */
+
+/* After a commit, by its thread: keeps the reserve, and learns whether the index may grow. */
+void kv_reserve_update(struct kv_index *index);
 
 /* ---- commit.c ---- */
 

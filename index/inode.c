@@ -163,6 +163,49 @@ ssize_t kv_index_readlink(struct kv_index *index, uint64_t ino, char *ret_target
 	return r;
 }
 
+static ssize_t files(struct kv_view *view, uint64_t after, uint64_t *ret_inos, size_t capacity)
+{
+	_cleanup_iter_ struct kv_iter iter = {0};
+	struct kv_key key = kv_key_single(KV_TABLE_INODE, after + 1);
+	struct kv_value value;
+	size_t count = 0;
+	int r = kv_iter_init(&iter, view, &key, KV_KEY_TABLE_SIZE);
+
+	while (r >= 0 && count < capacity && (r = kv_iter_next(&iter, &key, &value)) == 1) {
+		struct kv_inode inode;
+		size_t head;
+
+		if (kv_inode_decode(kv_key_a(&key), value.data, value.size, &inode, &head) == 0 &&
+			S_ISREG(inode.mode) && inode.blocks > 0)
+			ret_inos[count++] = inode.ino;
+	}
+	return r < 0 ? r : (ssize_t)count;
+}
+
+ssize_t kv_index_files(struct kv_index *index, uint64_t after, uint64_t *ret_inos, size_t capacity)
+{
+	struct kv_view view;
+	ssize_t r;
+
+	if (after == UINT64_MAX)
+		return 0;
+	kv_view_begin(&view, index);
+	r = files(&view, after, ret_inos, capacity);
+	kv_view_end(&view);
+	return r;
+}
+
+char *kv_index_path(struct kv_index *index, uint64_t ino)
+{
+	struct kv_view view;
+	char *path;
+
+	kv_view_begin(&view, index);
+	path = kv_view_path(&view, ino);
+	kv_view_end(&view);
+	return path;
+}
+
 /* ---- Changing ---- */
 
 static void inode_change(struct kv_inode *inode, const struct kv_change *change)

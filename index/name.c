@@ -98,7 +98,7 @@ int kv_index_make(struct kv_index *index, const struct kv_make *what, struct kv_
 	int r = make_check(what);
 
 	if (r == 0)
-		r = kv_op_begin(&op, index);
+		r = kv_op_begin_growing(&op, index);
 	if (r < 0)
 		return r;
 	r = kv_op_end(&op, make(&op, what, &node));
@@ -140,7 +140,7 @@ int kv_index_link(struct kv_index *index, uint64_t ino, uint64_t parent, const c
 	int r = kv_name_check(&what);
 
 	if (r == 0)
-		r = kv_op_begin(&op, index);
+		r = kv_op_begin_growing(&op, index);
 	if (r < 0)
 		return r;
 	r = kv_view_directory(&op.view, parent, &directory);

@@ -18,6 +18,11 @@ int kv_op_begin(struct kv_op *op, struct kv_index *index)
 	return 0;
 }
 
+int kv_op_begin_growing(struct kv_op *op, struct kv_index *index)
+{
+	return kv_index_is_short(index) ? -ENOSPC : kv_op_begin(op, index);
+}
+
 /* Moves the records of the operation to the layers they belong to. */
 static void op_apply(struct kv_op *op)
 {

@@ -140,7 +140,7 @@ int kv_index_quota_set(struct kv_index *index, uint64_t ino, uint64_t limit, uin
 
 	if (limit > UINT64_MAX >> 1)
 		return -EINVAL;
-	r = kv_op_begin(&op, index);
+	r = kv_op_begin_growing(&op, index);
 	if (r < 0)
 		return r;
 	r = kv_op_end(&op, quota_set(&op, ino, limit, &number));

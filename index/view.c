@@ -154,7 +154,8 @@ int kv_view_get(struct kv_view *view, const struct kv_key *key, struct kv_value 
 	r = mdb_get(view->reader->txn, view->index->dbi, &k, &v);
 	if (r != 0)
 		return kv_index_errno(r);
-	*ret_value = (struct kv_value){.data = v.mv_data, .size = v.mv_size};
+	*ret_value = (struct kv_value){
+		.data = v.mv_data, .size = kv_record_value_size(key, v.mv_data, v.mv_size)};
 	return 0;
 }
 
@@ -255,8 +256,9 @@ int kv_iter_next(struct kv_iter *iter, struct kv_key *ret_key, struct kv_value *
 		}
 		*ret_key = order <= 0 ? least->key : lmdb;
 		if (order > 0)
-			*ret_value = (struct kv_value){
-				.data = iter->lmdb_value.mv_data, .size = iter->lmdb_value.mv_size};
+			*ret_value = (struct kv_value){.data = iter->lmdb_value.mv_data,
+				.size = kv_record_value_size(ret_key, iter->lmdb_value.mv_data,
+					iter->lmdb_value.mv_size)};
 		else
 			*ret_value = record_value(least);
 		if (order <= 0)

@@ -162,7 +162,7 @@ int kv_index_xattr_set(struct kv_index *index, uint64_t ino, const char *name, c
 		return -E2BIG; /* as setxattr(2) */
 	if (flags & ~(XATTR_CREATE | XATTR_REPLACE))
 		return -EINVAL;
-	r = kv_op_begin(&op, index);
+	r = kv_op_begin_growing(&op, index);
 	if (r < 0)
 		return r;
 	r = kv_view_node(&op.view, ino, &node);

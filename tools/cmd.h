@@ -17,6 +17,7 @@ struct kv_report;
 /* Returned by cmd_getopt for an option it has complained about. */
 #define CMD_BAD_OPTION '?'
 
+int check_main(int argc, char **argv);
 int cool_main(int argc, char **argv);
 int evict_main(int argc, char **argv);
 int format_main(int argc, char **argv);
@@ -25,6 +26,7 @@ int mount_main(int argc, char **argv);
 int pin_main(int argc, char **argv);
 int quota_main(int argc, char **argv);
 int retire_main(int argc, char **argv);
+int scrub_main(int argc, char **argv);
 int stat_main(int argc, char **argv);
 int status_main(int argc, char **argv);
 int unpin_main(int argc, char **argv);

@@ -31,6 +31,8 @@ static const struct {
 	{"warm", warm_main, "PATH...", "bring files into DRAM"},
 	{"cool", cool_main, "PATH...", "drop files from DRAM"},
 	{"evict", evict_main, "PATH...", "remove files from the store, as eviction does"},
+	{"scrub", scrub_main, "[DIR]", "read all of a mount's data and check it"},
+	{"check", check_main, "STORE", "check and repair a store that is not mounted"},
 	{"gpu", gpu_main, "WHAT...", "files in the memory of GPUs"},
 };
 
@@ -40,10 +42,10 @@ static void print_help(FILE *out)
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
 		(void)fprintf(out, "  kvfs %-6s %-10s %s\n", commands[i].name,
 			commands[i].arguments, commands[i].summary);
-	(void)fprintf(out,
-		"\n"
-		"kvfs COMMAND --help explains a command; kvfs --version prints the\n"
-		"version. Exit status: 0, or 1 after one line that says what is wrong.\n");
+	(void)fprintf(out, "\n"
+			   "kvfs COMMAND --help explains a command; kvfs --version prints the\n"
+			   "version. Exit status: 0, or 1 after one line that says what is wrong;\n"
+			   "kvfs check has more of them.\n");
 }
 
 static void complain(const char *command, const char *format, va_list ap)

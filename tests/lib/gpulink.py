@@ -6,7 +6,7 @@ import socket
 import struct
 from types import SimpleNamespace
 
-TICKET = 3 << 30 | 48 << 16 | 0xBF << 8 | 5
+TICKET = 3 << 30 | 48 << 16 | 0xBF << 8 | 6
 MAGIC, VERSION = 0x4756464b, 1
 HELLO, LOCATE, CHUNKS, DROP, UNWATCH, CHANGED, HOT = 1, 2, 3, 4, 5, 64, 65
 WANT_HOT, RESIDENT = 1, 1

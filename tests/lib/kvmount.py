@@ -145,6 +145,7 @@ class Kvfs:
         self.log_seen = 0
         self.expected = []
         self.dir = None
+        self.damaged = False  # a test sets it that leaves the store so
         sandbox.mounts.append(self)
 
     # ---- programs ----
@@ -272,6 +273,9 @@ class Kvfs:
             if self.daemon is not None:
                 self.check()
                 self.umount()
+                if not self.damaged:
+                    done = self.kvfs("check", self.store, check=False, timeout=120)
+                    assert done.returncode == 0, f"the store is not sound: {done.stdout}{done.stderr}"
         finally:
             self.destroy()
             if mount_device(self.home):

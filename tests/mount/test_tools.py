@@ -11,7 +11,7 @@ from kvmount import ROOT, MountFailed, build_folder
 from procs import eventually, run
 
 COMMANDS = ("format", "mount", "status", "stat", "quota", "pin", "unpin", "retire", "warm",
-            "cool", "evict")
+            "cool", "evict", "check", "scrub")
 MODE_ANY = pytest.mark.parametrize("mode", ["daemon"])
 BLOCK = 4096
 
@@ -20,9 +20,9 @@ def kvfs(*args, check=True):
     return run(build_folder() / "tools" / "kvfs", *args, check=check)
 
 
-def assert_refused(done, *words):
-    """Exit status 1 and one line on stderr that has all of WORDS; nothing on stdout."""
-    assert done.returncode == 1, done
+def assert_refused(done, *words, status=1):
+    """Exit STATUS and one line on stderr that has all of WORDS; nothing on stdout."""
+    assert done.returncode == status, done
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.endswith("\n"), done.stderr
     for word in words:
@@ -78,7 +78,8 @@ def test_usage__unknown_command():
 @pytest.mark.parametrize("option", ["--bogus", "--bogus=1", "-x"])
 def test_usage__unknown_option(command, option):
     done = kvfs(command, option, check=False)
-    assert_refused(done, f"kvfs {command}: unknown option {option}", f"kvfs {command} --help")
+    assert_refused(done, f"kvfs {command}: unknown option {option}", f"kvfs {command} --help",
+                   status=16 if command in ("check", "scrub") else 1)
 
 
 @pytest.mark.parametrize("args, words", [
@@ -294,7 +295,7 @@ def resealed(block, **fields):
 
 
 @MODE_ANY
-@pytest.mark.parametrize("fields, word", [({"version": 2}, "newer"), ({"uuid": b"u" * 16}, "another")])
+@pytest.mark.parametrize("fields, word", [({"version": 2}, "another kvfs"), ({"uuid": b"u" * 16}, "another")])
 def test_mount__device_of_another_kind(fresh, fields, word):
     """A device of a newer format, or of another store, is refused and stays as it is."""
     kv = fresh(mount=False, size="64M")

@@ -217,7 +217,7 @@ static void test_device__newer_format(void **state)
 
 	memcpy(superblock.uuid, uuid, sizeof(uuid));
 	put_superblock(disks, 0, &superblock);
-	assert_open_fails(disks, both, 1, -EPROTO, "newer kvfs");
+	assert_open_fails(disks, both, 1, -EPROTO, "another kvfs");
 	superblock.format = 0;
 	put_superblock(disks, 0, &superblock);
 	assert_open_fails(disks, both, 1, -EUCLEAN, "damaged");

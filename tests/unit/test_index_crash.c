@@ -276,7 +276,6 @@ static void put_meta(struct unit *unit, uint64_t which, void *data, size_t size)
 {
 	struct kv_key key = kv_key_single(KV_TABLE_META, which);
 	MDB_val k = {key.size, key.bytes};
-	MDB_val v = {size, data};
 	MDB_env *env;
 	MDB_txn *txn;
 	MDB_dbi dbi;
@@ -286,7 +285,7 @@ static void put_meta(struct unit *unit, uint64_t which, void *data, size_t size)
 	assert_int_equal(mdb_txn_begin(env, NULL, 0, &txn), 0);
 	assert_int_equal(mdb_dbi_open(txn, NULL, 0, &dbi), 0);
 	if (size > 0)
-		assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
+		assert_int_equal(kv_index_put(txn, dbi, &key, data, size), 0);
 	else
 		assert_int_equal(mdb_del(txn, dbi, &k, NULL), 0);
 	assert_int_equal(mdb_txn_commit(txn), 0);

@@ -6,86 +6,9 @@
  */
 #include <linux/fs.h>
 
-#include "unit_index.h"
+#include "unit_damage.h"
 
 #define INOS 40u
-static const char *const NAMES[] = {
-	"dir", "sub", "file", "link", "held", "one", "two", "shared", "big", "gone", "bad", "new"};
-#define NAME_COUNT (sizeof(NAMES) / sizeof(NAMES[0]))
-
-struct image {
-	uint8_t *data;
-	size_t size;
-};
-
-static void data_path(const struct unit *unit, char path[160])
-{
-	(void)snprintf(path, 160, "%s/data.mdb", unit->path);
-}
-
-static struct image image_read(const struct unit *unit)
-{
-	struct image image = {.data = malloc(1 << 20)};
-	char path[160];
-	FILE *file;
-
-	data_path(unit, path);
-	file = fopen(path, "r");
-	assert_non_null(file);
-	assert_non_null(image.data);
-	image.size = fread(image.data, 1, 1 << 20, file);
-	assert_int_equal(fclose(file), 0);
-	assert_true(image.size > 0 && image.size < 1 << 20);
-	return image;
-}
-
-static void image_write(const struct unit *unit, const struct image *image)
-{
-	char path[160];
-	FILE *file;
-
-	data_path(unit, path);
-	file = fopen(path, "w");
-	assert_non_null(file);
-	assert_int_equal(fwrite(image->data, 1, image->size, file), image->size);
-	assert_int_equal(fclose(file), 0);
-}
-
-/* A small index with at least one record of every table. */
-static void populate(struct unit *unit)
-{
-	struct kv_inode dir = unit_make(unit, KV_ROOT_INO, "dir", S_IFDIR | 0755);
-	struct kv_inode file = unit_make(unit, dir.ino, "file", S_IFREG | 0644);
-	struct kv_inode shared = unit_make(unit, dir.ino, "shared", S_IFREG | 0644);
-	struct kv_inode big = unit_make(unit, dir.ino, "big", S_IFREG | 0644);
-	struct kv_inode gone = unit_make(unit, dir.ino, "gone", S_IFREG | 0644);
-	struct kv_inode bad = unit_make(unit, dir.ino, "bad", S_IFREG | 0644);
-	struct kv_extent extent;
-	struct kv_extent far;
-	struct kv_chunk chunks[2];
-
-	(void)unit_make(unit, dir.ino, "sub", S_IFDIR | 0755);
-	(void)unit_make(unit, dir.ino, "link", S_IFLNK | 0777);
-	extent = unit_write(unit, file.ino, 5);
-	chunks[0] = (struct kv_chunk){0, 1, KV_CHUNK_SHARED, 1, &extent};
-	unit_publish(unit, shared.ino, chunks, 1,
-		(struct kv_content){.size = 5 * KV_BLOCK_SIZE, .replace = true});
-	assert_int_equal(unit_alloc(unit, 4, &far), 1);
-	chunks[0] = (struct kv_chunk){0, 1, KV_CHUNK_SHARED, 1, &extent};
-	chunks[1] = (struct kv_chunk){100, 1, KV_CHUNK_FRESH, 1, &far};
-	unit_publish(unit, big.ino, chunks, 2,
-		(struct kv_content){.size = 101u << KV_CHUNK_SHIFT, .replace = true});
-	assert_int_equal(unit_try_link(unit, file.ino, KV_ROOT_INO, "one"), 0);
-	assert_int_equal(unit_try_link(unit, file.ino, dir.ino, "two"), 0);
-	assert_int_equal(
-		kv_index_xattr_set(unit->index, file.ino, "user.a", "value", 5, 0, unit->now), 0);
-	(void)unit_write(unit, gone.ino, 2);
-	unit_unlink(unit, dir.ino, "gone");
-	(void)unit_write(unit, bad.ino, 2);
-	assert_int_equal(kv_index_evict(unit->index, bad.ino, unit_get(unit, bad.ino).last_use_ns,
-				 true, ++unit->now, NULL, NULL),
-		0);
-}
 
 static bool see_entry(void *arg, const struct kv_dirent *dirent)
 {
@@ -237,50 +160,6 @@ static void change_all(struct unit *unit)
 
 /* ---- Damage ---- */
 
-struct damage {
-	size_t record; /* which of them */
-	size_t cut;    /* bytes taken from its end */
-	size_t flip;   /* byte that is flipped, if it has that many */
-	uint8_t bits;
-};
-
-/* False: there is no such record. */
-static bool damage_do(struct unit *unit, struct damage damage, size_t *ret_size)
-{
-	uint8_t value[8192];
-	struct kv_key key;
-	MDB_val k;
-	MDB_val v;
-	MDB_env *env;
-	MDB_txn *txn;
-	MDB_dbi dbi;
-	MDB_cursor *cursor;
-	int code = 0;
-
-	assert_int_equal(mdb_env_create(&env), 0);
-	assert_int_equal(mdb_env_open(env, unit->path, MDB_NOSYNC, 0600), 0);
-	assert_int_equal(mdb_txn_begin(env, NULL, 0, &txn), 0);
-	assert_int_equal(mdb_dbi_open(txn, NULL, 0, &dbi), 0);
-	assert_int_equal(mdb_cursor_open(txn, dbi, &cursor), 0);
-	for (size_t i = 0; i <= damage.record && code == 0; i++)
-		code = mdb_cursor_get(cursor, &k, &v, MDB_NEXT);
-	if (code == 0) {
-		assert_int_equal(kv_key_decode(k.mv_data, k.mv_size, &key), 0);
-		assert_true(v.mv_size <= sizeof(value));
-		memcpy(value, v.mv_data, v.mv_size);
-		*ret_size = v.mv_size;
-		if (damage.flip < v.mv_size)
-			value[damage.flip] ^= damage.bits;
-		k = (MDB_val){key.size, key.bytes};
-		v = (MDB_val){v.mv_size - kv_min_u64(damage.cut, v.mv_size), value};
-		assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
-	}
-	mdb_cursor_close(cursor);
-	assert_int_equal(mdb_txn_commit(txn), 0);
-	mdb_env_close(env);
-	return code == 0;
-}
-
 /* Damages a fresh copy of the index, and calls everything. False: there is no such record. */
 static bool try_damage(
 	struct unit *unit, const struct image *image, struct damage damage, size_t *ret_size)
@@ -288,7 +167,7 @@ static bool try_damage(
 	char error[256];
 
 	image_write(unit, image);
-	if (!damage_do(unit, damage, ret_size))
+	if (!unit_damage(unit, damage, ret_size))
 		return false;
 	if (kv_index_open(unit->path, &unit->options, &unit->index, error, sizeof(error)) < 0)
 		return true;
@@ -305,7 +184,7 @@ static int setup(void **state)
 
 	unit_create(&unit, 2, 100000);
 	unit_open(&unit);
-	populate(&unit);
+	unit_populate(&unit);
 	unit_check(&unit);
 	unit_close(&unit);
 	*state = &unit;
@@ -362,7 +241,8 @@ static void test_index_hostile__flipped(void **state)
 		size_t last = 0;
 
 		for (size_t flip = 0;; flip += last < 200 ? 5 : 211) {
-			struct damage damage = {record, 0, flip, flip % 2 ? 0xff : 0x81};
+			struct damage damage = {
+				.record = record, .flip = flip, .bits = flip % 2 ? 0xff : 0x81};
 
 			if (!try_damage(unit, &image, damage, &last)) {
 				size = 0;
