@@ -205,11 +205,18 @@ int kv_core_sync(struct kv_core *core)
 	return kv_index_wait(core->index, kv_index_sequence(core->index));
 }
 
+void kv_core_changed(struct kv_core *core, uint64_t ino)
+{
+	if (core->hooks.changed)
+		core->hooks.changed(core->hooks.arg, ino);
+}
+
 void kv_core_orphan(struct kv_core *core, uint64_t ino)
 {
 	struct kv_shard *shard = kv_shard_of(core, ino);
 	struct kv_file *file = kv_file_find(core, ino);
 
+	kv_core_changed(core, ino);
 	if (!file) {
 		kv_reap_push(core, ino);
 		return;

@@ -65,6 +65,8 @@ struct kv_core_hooks {
 	 */
 	void (*orphaned)(void *arg, const struct kv_inode *inode, uint64_t parent, const char *name,
 		size_t length);
+	/* What INO had published is not its content any more. May be NULL. */
+	void (*changed)(void *arg, uint64_t ino);
 };
 
 struct kv_core_options {
@@ -240,6 +242,12 @@ void kv_version_close(struct kv_version *version);
 /* The backing id of a HOT version's object, registered on first use and kept for the object's
  * residency. > 0, or negative errno. */
 int kv_version_backing(struct kv_version *version);
+
+/*
+ * A descriptor, for reading, of the object of a version that an open has found HOT: the caller's.
+ * Its bytes are there, and are the version's, until kv_version_close.
+ */
+int kv_version_share(struct kv_version *version);
 
 /* Reads up to SIZE bytes: short only at the end of the file. Waits for fills. -EIO. */
 ssize_t kv_version_read(struct kv_version *version, void *ret_memory, size_t size, uint64_t offset);

@@ -405,6 +405,9 @@ bool kv_cond_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, unsigned ms);
 void kv_park_wait(struct kv_core *core, const void *key, pthread_mutex_t *held, unsigned ms);
 void kv_park_wake(struct kv_core *core, const void *key);
 
+/* Tells the FUSE side that INO has other content, or none. No locks held. */
+void kv_core_changed(struct kv_core *core, uint64_t ino);
+
 /* Charges DRAM, waiting up to PATIENCE_MS; wakes the evictor. -EAGAIN if DRAM stays short. */
 int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms);
 void kv_core_uncharge(struct kv_core *core, uint64_t bytes);

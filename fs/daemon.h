@@ -19,6 +19,7 @@
 #include "fs/stats.h"
 #include "fs/store.h"
 
+struct kv_gpu;
 struct kv_guard;
 struct kv_locks;
 struct kv_nodes;
@@ -42,6 +43,7 @@ struct kv_daemon {
 	struct kv_retries *retries;        /* of who wants to write */
 	struct kv_retries *reader_retries; /* of who waited for a publish */
 	struct kv_guard *guard;
+	struct kv_gpu *gpu; /* NULL: there are no GPU helpers */
 	struct fuse_session *session;
 	/* With -o restart; else NULL. */
 	struct kv_takeover *takeover;

@@ -195,6 +195,7 @@ static void mark_unlinked(struct kv_core *core, uint64_t ino)
 	struct kv_shard *shard = kv_shard_of(core, ino);
 	struct kv_file *file = kv_file_find(core, ino);
 
+	kv_core_changed(core, ino);
 	if (!file)
 		return;
 	(void)pthread_mutex_lock(&shard->lock);

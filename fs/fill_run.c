@@ -343,6 +343,7 @@ static void report_damage(struct run *run, const struct piece *piece)
 	if (!committed || !current || !piece->first_mismatch)
 		return;
 	kv_stat_add(&core->stats->quarantined, 1);
+	kv_core_changed(core, file->ino);
 	for (unsigned i = 0; i < 3; i++)
 		if (kv_index_get(core->index, file->ino, &inode) < 0 ||
 			kv_core_unname(core, file->ino, inode.last_use_ns, true) != -EAGAIN)

@@ -16,8 +16,9 @@ struct kv_handle {
 	/* Published node: its version, opened by kv_version_open. NULL for writing nodes, whose
 	 * version changes. */
 	struct kv_version *version;
-	bool may_write;       /* opened for writing, or by CREATE: its close can publish */
-	_Atomic bool flushed; /* a descriptor of it was closed */
+	bool may_write;           /* opened for writing, or by CREATE: its close can publish */
+	_Atomic bool flushed;     /* a descriptor of it was closed */
+	struct kv_ticket *ticket; /* NULL, or what GPU helpers know it by; gpu.c's lock */
 };
 
 static inline struct kv_handle *kv_handle_of(const struct fuse_file_info *fi)

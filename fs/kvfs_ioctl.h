@@ -8,6 +8,7 @@
  *	KVFS_IOC_COOL    directory  drop a file from DRAM
  *	KVFS_IOC_EVICT   directory  remove a file from the store, as eviction does
  *	KVFS_IOC_SCRUB   directory  read what the devices hold of a file, and check it
+ *	KVFS_IOC_TICKET  file       something to show to a GPU helper
  *
  * Descriptors opened O_RDONLY do for all of them. The structs are the same for 32-bit programs.
  * Errors of all: ENOTTY, not on a kvfs mount (or one older than the call); EINVAL, a reserved field
@@ -137,6 +138,22 @@ struct kvfs_scrub {
 
 /* Only ask for the size: reads nothing. */
 #define KVFS_SCRUB_ASK 1u
+
+/* ---- For GPU helpers ---- */
+
+/*
+ * What a GPU helper (kvgpud) is shown to have the file in device memory: that the kernel let this
+ * process open it. Good as long as this open file description is; only for the user who asked last.
+ * EBUSY: the file is being written, or was opened for writing. libkvg asks for it by itself.
+ */
+struct kvfs_ticket {
+	__u8 token[16]; /* out: a secret */
+	__u64 ino;      /* out */
+	__u64 version;  /* out: of the file's content, as user.kvfs.version */
+	__u64 size;     /* out: bytes */
+	__u64 reserved; /* in: 0 */
+};
+#define KVFS_IOC_TICKET _IOWR(KVFS_IOC_MAGIC, 6, struct kvfs_ticket)
 
 /* ---- Calls as needed ---- */
 

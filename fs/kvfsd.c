@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 
 #include "fs/daemon.h"
+#include "fs/gpu.h"
 #include "fs/guard.h"
 #include "fs/lock.h"
 #include "fs/log.h"
@@ -228,6 +229,13 @@ static void orphaned(
 		name_gone(arg, parent, name, length);
 }
 
+static void changed(void *arg, uint64_t ino)
+{
+	struct kv_daemon *daemon = arg;
+
+	kv_gpu_changed(daemon->gpu, ino);
+}
+
 /* ---- Life ---- */
 
 static int open_store(struct kv_daemon *daemon, const char *path, char *ret_error)
@@ -259,6 +267,7 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 				.name_gone = name_gone,
 				.became_hot = became_hot,
 				.orphaned = orphaned,
+				.changed = changed,
 			},
 	};
 	int r;
@@ -315,6 +324,7 @@ static void stop(struct kv_daemon *daemon)
 	kv_session_stop(daemon);
 	daemon->parking = kv_parking_free(daemon->parking);
 	kv_nodes_clear(daemon->nodes);
+	kv_gpu_stop(daemon->gpu);
 	daemon->retries = kv_retries_free(daemon->retries);
 	daemon->reader_retries = kv_retries_free(daemon->reader_retries);
 	daemon->locks = kv_locks_free(daemon->locks);
@@ -324,6 +334,7 @@ static void stop(struct kv_daemon *daemon)
 		daemon->guard = kv_guard_free(daemon->guard);
 		_exit(1);
 	}
+	daemon->gpu = kv_gpu_free(daemon->gpu);
 	daemon->notify = kv_notify_free(daemon->notify);
 	daemon->nodes = kv_nodes_free(daemon->nodes);
 	kv_session_free(daemon);

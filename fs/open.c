@@ -3,6 +3,9 @@
  * Opening versions for readers: hot ones stay wholly in DRAM while they are open, large ones are
  * streamed.
  */
+#include <fcntl.h>
+#include <stdio.h>
+
 #include "fs/core_internal.h"
 
 /* More holes than one in HOLE_SHARE blocks, and the file is never filled whole: holes would cost
@@ -202,6 +205,33 @@ void kv_version_close(struct kv_version *version)
 	if (version->opens == 0)
 		version->hot = version->streamed = version->direct = false;
 	kv_version_relist_locked(version, version->opens == 0);
+}
+
+int kv_version_share(struct kv_version *version)
+{
+	struct kv_object *object;
+	char path[32];
+	int fd;
+
+	{
+		KV_LOCKED(&version->lock);
+		if (!version->all_hot || version->opens == 0 || !version->object)
+			return -EINVAL;
+		/* As with passthrough: who maps the pages may keep them for long. */
+		version->exposed = true;
+		version->busy++;
+		object = version->object;
+	}
+	fd = kv_object_get(object);
+	if (fd >= 0) {
+		(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		fd = fd < 0 ? -errno : fd;
+		kv_object_put(object);
+	}
+	KV_LOCKED(&version->lock);
+	version->busy--;
+	return fd;
 }
 
 int kv_version_backing(struct kv_version *version)

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "fs/gpu.h"
 #include "fs/handle.h"
 #include "fs/kvfs_ioctl.h"
 #include "fs/lookup.h"
@@ -140,6 +141,21 @@ static void ioctl_scrub(fuse_req_t req, uint64_t directory, const void *in)
 	kv_notify_then_reply_ioctl(daemon->notify, req, &answer, sizeof(answer));
 }
 
+static void ioctl_ticket(fuse_req_t req, struct kv_handle *handle, const void *in)
+{
+	struct kvfs_ticket ticket;
+	int r;
+
+	memcpy(&ticket, in, sizeof(ticket));
+	r = ticket.reserved != 0 ? -EINVAL
+				 : kv_gpu_ticket(kv_daemon_of(req)->gpu, handle,
+					   fuse_req_ctx(req)->uid, &ticket);
+	if (r < 0)
+		kv_reply_error(req, r);
+	else
+		reply_ioctl(req, &ticket, sizeof(ticket));
+}
+
 static const struct {
 	unsigned command;
 	size_t size;
@@ -150,6 +166,7 @@ static const struct {
 	{KVFS_IOC_COOL, sizeof(struct kvfs_drop), true},
 	{KVFS_IOC_EVICT, sizeof(struct kvfs_drop), true},
 	{KVFS_IOC_SCRUB, sizeof(struct kvfs_scrub), true},
+	{KVFS_IOC_TICKET, sizeof(struct kvfs_ticket), false},
 };
 
 /* Whether COMMAND is known, and comes with what it needs. */
@@ -187,6 +204,9 @@ static void op_ioctl(fuse_req_t req, fuse_ino_t id, unsigned int command, void *
 		break;
 	case KVFS_IOC_SCRUB:
 		ioctl_scrub(req, node->ino, in);
+		break;
+	case KVFS_IOC_TICKET:
+		ioctl_ticket(req, kv_handle_of(fi), in);
 		break;
 	default:
 		ioctl_drop(req, node->ino, in, command == KVFS_IOC_EVICT);

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "fs/caller.h"
+#include "fs/gpu.h"
 #include "fs/handle.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
@@ -35,6 +36,7 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 {
 	struct kv_node *node = handle->node;
 
+	kv_gpu_released(daemon->gpu, handle);
 	if (handle->version)
 		kv_version_close(handle->version);
 	if (handle->may_write)
@@ -106,6 +108,7 @@ static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_fil
 			fi->backing_id = kv_version_backing(node->version);
 	}
 	kv_file_touch(node->file);
+	kv_gpu_opened(daemon->gpu, handle, fuse_req_ctx(req)->uid);
 	if (fi->backing_id > 0)
 		kv_stat_add(&daemon->stats.open_passthrough, 1);
 	reply_open(req, handle, fi);

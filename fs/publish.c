@@ -191,6 +191,8 @@ int kv_version_publish(struct kv_version *version)
 		kv_stat_add(&core->stats->published, 1);
 	}
 	kv_version_leave_exclusive(version);
+	if (r == 0)
+		kv_core_changed(core, version->file->ino);
 	return r;
 }
 
@@ -271,6 +273,8 @@ void kv_version_settle(struct kv_version *version, enum kv_version_state state, 
 		(void)pthread_cond_broadcast(&core->writeback.settled);
 		(void)pthread_cond_signal(&core->writeback.ready);
 	}
+	if (lost)
+		kv_core_changed(core, file->ino);
 	kv_version_unref(lost);
 	kv_version_unref(reaped);
 	kv_version_unref(left.base);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <sys/sysmacros.h>
 
+#include "fs/gpu.h"
 #include "fs/guard.h"
 #include "fs/log.h"
 #include "fs/node.h"
@@ -251,6 +252,8 @@ int kv_session_start(
 		if (daemon->guard)
 			kv_guard_arm(daemon->guard, minor_number);
 		raise_read_ahead(major_number, minor_number);
+		/* It says so itself where it cannot; the mount goes without. */
+		(void)kv_gpu_new(daemon, makedev(major_number, minor_number), &daemon->gpu);
 	}
 	if (!daemon->takeover)
 		return 0;

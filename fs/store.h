@@ -6,6 +6,7 @@
  *	STORE/devices   a line a device, in order: an absolute path, or a name inside STORE
  *	STORE/index/    LMDB
  *	STORE/data0     the embedded device, when no --device was given
+ *	STORE/gpu.sock  where GPU helpers connect while it is mounted (gpu_protocol.h)
  *
  * STORE is 0700, belongs to the user who formatted it, and is opened once; nothing in it is reached
  *through a symlink. Errors come as negative errno with one line for the user: what is wrong and

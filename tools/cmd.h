@@ -21,6 +21,7 @@ int check_main(int argc, char **argv);
 int cool_main(int argc, char **argv);
 int evict_main(int argc, char **argv);
 int format_main(int argc, char **argv);
+int gpu_main(int argc, char **argv);
 int mount_main(int argc, char **argv);
 int pin_main(int argc, char **argv);
 int quota_main(int argc, char **argv);

@@ -33,6 +33,7 @@ static const struct {
 	{"evict", evict_main, "PATH...", "remove files from the store, as eviction does"},
 	{"scrub", scrub_main, "[DIR]", "read all of a mount's data and check it"},
 	{"check", check_main, "STORE", "check and repair a store that is not mounted"},
+	{"gpu", gpu_main, "WHAT...", "files in the memory of GPUs"},
 };
 
 static void print_help(FILE *out)

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which files are in device memory: a budget, entries, who has them mapped, what goes.
+ *
+ * An entry is one version of one file for one user (the trust domain: whoever holds a segment's
+ * descriptor may write to it on a GPU, so users never share one):
+ *
+ *	            admit                 staged
+ *	  (absent) -------> STAGING --------------> RESIDENT <--> mapped (n)
+ *	                       | failed                 |
+ *	                       v                        | evict, when nobody has it mapped
+ *	                     FAILED                     v
+ *	                (retry after 100 ms x 2^k)   (absent)
+ *
+ * A STALE entry is found by no one any more (its file has changed, or it is being given up); it
+ *goes with its last mapping. When room is short and nothing is idle, mappings of clients that
+ *agreed are revoked; one that is not given back by the deadline leaves an ORPHAN: our reference is
+ *dropped, but the bytes count, against whoever still has them, until that process has ended. A
+ * segment that was ever exported is never used for another file, and none is exported before what
+ *it held of others is gone: it is filled with zeros first, since it is shared while it is still
+ *staged.
+ *
+ * Threads: one. It calls nobody back but the hooks. Times are milliseconds of a monotonic clock.
+ * Errors: negative errno.
+ */
+#ifndef KVFS_GPU_HBM_H
+#define KVFS_GPU_HBM_H
+
+#include <bsd/sys/queue.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "fs/tree.h"
+#include "gpu/backend.h"
+
+#define KVG_REVOKE_MS 2000
+/* Hints: the second one within this time stages. */
+#define KVG_GHOST_MS 60000
+#define KVG_GHOSTS_MAX 4096u
+#define KVG_RETRY_FIRST_MS 100
+#define KVG_RETRY_LAST_MS 10000
+
+struct kvg_hbm;
+struct kvg_map;
+
+struct kvg_key {
+	uint64_t ino;
+	uint64_t version;
+	uid_t uid;
+};
+
+enum kvg_state {
+	KVG_STAGING,
+	KVG_RESIDENT,
+	KVG_FAILED,
+};
+
+struct kvg_part {
+	struct kvg_segment *segment; /* NULL once it was given up */
+	struct kvg_mapping *mapping; /* for writing, until it is staged */
+	uint64_t size;               /* bytes */
+};
+
+struct kvg_entry {
+	RB_ENTRY(kvg_entry) by_key;
+	TAILQ_ENTRY(kvg_entry) lru; /* least recently used first; of all that are in the tree */
+	LIST_ENTRY(kvg_entry) stale_entry;
+	struct kvg_hbm *hbm;
+	struct kvg_key key;
+	enum kvg_state state;
+	bool stale;
+	bool orphan;
+	bool exported;
+	int error;           /* FAILED */
+	unsigned failures;   /* in a row */
+	int64_t retry_ms;    /* FAILED: not before */
+	int64_t deadline_ms; /* of a revocation; 0: none */
+	uint64_t size;       /* of the file, bytes */
+	uint64_t bytes;      /* of its segments: what counts against the budget */
+	unsigned count;
+	struct kvg_part *parts;
+	LIST_HEAD(, kvg_map) maps;
+	unsigned map_count;
+	void *owner; /* the server's: its staging, its watermark */
+};
+
+/* A process that has mappings. Its memory is the caller's. */
+struct kvg_holder {
+	unsigned maps;
+	uint64_t overdue; /* bytes of orphans that it has */
+};
+
+struct kvg_map {
+	LIST_ENTRY(kvg_map) of_entry;
+	struct kvg_entry *entry;
+	struct kvg_holder *holder;
+	bool revocable;
+	void *owner; /* the server's */
+};
+
+struct kvg_hbm_options {
+	struct kvg_backend *backend; /* outlives it */
+	uint64_t budget;             /* bytes */
+	uint64_t segment;            /* bytes: size of all but the last one of a file */
+	uint64_t granularity;
+	bool zeroed; /* new segments hold zeros */
+	void *arg;
+	/* Asks for MAP back by DEADLINE_MS. */
+	void (*revoke)(void *arg, struct kvg_map *map, int64_t deadline_ms);
+	/* ENTRY, whose content nobody may use for new maps, is about to be freed. */
+	void (*gone)(void *arg, struct kvg_entry *entry);
+};
+
+struct kvg_hbm_usage {
+	uint64_t budget;
+	uint64_t used;
+	uint64_t orphaned;
+	uint64_t entries;
+	uint64_t resident;
+	uint64_t maps;
+	uint64_t evicted;
+	uint64_t reserve; /* bytes of segments kept so that nobody else takes them */
+};
+
+/* Takes the whole budget from the device at once. -ENOMEM: so much is not there. */
+int kvg_hbm_new(const struct kvg_hbm_options *options, struct kvg_hbm **ret_hbm);
+/* No map may be left. NULL is allowed. Returns NULL. */
+struct kvg_hbm *kvg_hbm_free(struct kvg_hbm *hbm);
+void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage);
+
+/* The entry of KEY that may be used, as the most recently used one now; NULL. FAILED ones too. */
+struct kvg_entry *kvg_hbm_find(struct kvg_hbm *hbm, const struct kvg_key *key);
+
+/*
+ * Whether a hint of KEY is worth staging: the second one within KVG_GHOST_MS. (A map is always.)
+ */
+bool kvg_hbm_hint(struct kvg_hbm *hbm, const struct kvg_key *key, int64_t now_ms);
+
+/*
+ * A STAGING entry with segments for SIZE bytes, mapped for writing; a FAILED one of KEY is
+ * replaced. What was not used for longest, and nobody has mapped, is evicted for it. -ERANGE:
+ * smaller than a granule, which is not worth a segment; -E2BIG: more than the budget; -ENOSPC:
+ * nothing can be evicted now; the error of the last attempt before its time.
+ */
+int kvg_hbm_admit(struct kvg_hbm *hbm, const struct kvg_key *key, uint64_t size, int64_t now_ms,
+	struct kvg_entry **ret_entry);
+/* It is all there. The memory is not written to any more. */
+void kvg_hbm_staged(struct kvg_entry *entry);
+/* ENTRY may be gone afterwards, if it is stale and nobody has it mapped. */
+void kvg_hbm_failed(struct kvg_entry *entry, int error, int64_t now_ms);
+
+/* Descriptors are exported by kvg_hbm_export only. -EDQUOT: HOLDER has orphans. */
+int kvg_hbm_map(struct kvg_entry *entry, struct kvg_holder *holder, bool revocable,
+	struct kvg_map **ret_map);
+/* ENTRY may be gone afterwards. */
+void kvg_hbm_unmap(struct kvg_map *map);
+/* A descriptor of segment NUMBER. */
+int kvg_hbm_export(struct kvg_entry *entry, unsigned number, int *ret_fd);
+
+/* ENTRY is found no more; it goes at once if nobody uses it, else with its last use. */
+void kvg_hbm_stale(struct kvg_entry *entry);
+/* Calls EACH for all entries of INO that are not stale. EACH may make them so. */
+void kvg_hbm_of_ino(struct kvg_hbm *hbm, uint64_t ino,
+	void (*each)(void *arg, struct kvg_entry *entry), void *arg);
+/* Calls EACH for all that are not stale. */
+void kvg_hbm_all(struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_entry *entry), void *arg);
+
+/* Revocations whose time is over leave orphans. Returns the time of the next, 0: there is none. */
+int64_t kvg_hbm_tick(struct kvg_hbm *hbm, int64_t now_ms);
+
+#endif

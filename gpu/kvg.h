@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libkvg: files of a kvfs mount in device memory.
+ *
+ * An engine opens a file by its path, as always, and passes the descriptor. kvg_map gives it device
+ * memory that holds the file, which the GPU helper (kvgpud) has loaded and shares with every other
+ * process of the same user. kvg_pull copies parts of a file into memory of the engine's own, and
+ * kvg_push the other way round, into a file open for writing: both work without a helper.
+ *
+ * Without a GPU (backend "host") device memory is memory of the CPU, and everything else is the
+ * same.
+ *
+ * Contexts: the library uses the CUDA driver that the process has loaded, and the calling thread's
+ * current context at kvg_open (else the device's primary one); it makes none. Do not fork between
+ * kvg_open and kvg_close.
+ * Threads: one at a time a kvg_ctx, and what was made from it. Ops have threads of their own.
+ * Errors: 0 or a negative errno. Among them -ENOTCONN, -EPIPE: no helper, or it has gone: what is
+ * mapped stays valid, kvg_open again for more; -ESTALE: the file was closed, or changed; -EXDEV:
+ * not on the helper's mount, or another device; -ERANGE: too small to be mapped, kvg_pull it;
+ * -ENOSPC, -E2BIG: no room in device memory, kvg_pull it; -EDQUOT: this process has not given back
+ * what was revoked; -ENODATA: not there, and KVG_MAP_NOSTAGE; -EACCES, -EBADF: the descriptor
+ * cannot be read; -EIO: the bytes are damaged, or the device has failed.
+ */
+#ifndef KVG_H
+#define KVG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+struct kvg_ctx;
+struct kvg_buf;
+struct kvg_op;
+typedef uint64_t kvg_ptr;        /* a device address: CUdeviceptr; on the host a pointer's value */
+typedef void *kvg_stream_handle; /* CUstream; NULL: the default stream */
+
+enum {
+	KVG_EVENT_REVOKE = 1, /* give the buffer back (kvg_unmap) within `ms` */
+	KVG_EVENT_INVALID =
+		2, /* the file has other content now, or none; the buffer stays as it is */
+};
+
+struct kvg_opts {
+	uint32_t size;       /* sizeof(struct kvg_opts) */
+	uint32_t flags;      /* KVG_OPEN_* */
+	const char *device;  /* UUID, number, or NULL: the current context's, else the first */
+	const char *backend; /* "cuda", "host", or NULL: the best there is */
+	/* Called by kvg_dispatch, and by other calls that wait for the helper. Must not call back.
+	 */
+	void (*event)(void *arg, struct kvg_buf *buf, int event, unsigned ms);
+	void *arg;
+};
+#define KVG_OPEN_CONTROL 1u  /* no device: only prefetch, evict and statistics */
+#define KVG_OPEN_NOHELPER 2u /* no helper: only pull, push and scatter */
+
+/*
+ * SOCKET: the helper's, or NULL: that of the device, in the usual place. OPTS may be NULL.
+ */
+int kvg_open(struct kvg_ctx **ret_ctx, const char *socket, const struct kvg_opts *opts);
+/* All buffers and ops must be gone. NULL is allowed. */
+void kvg_close(struct kvg_ctx *ctx);
+/* Why the last call failed, in words; valid until the next one. NULL: this thread's last kvg_open.
+ */
+const char *kvg_error(const struct kvg_ctx *ctx);
+/* The CUresult behind this thread's last -EIO or -ENOMEM; 0: none. */
+int kvg_last_cuda(const struct kvg_ctx *ctx);
+
+/* For poll(2) with POLLIN; then kvg_dispatch, which never waits. -1: no helper. */
+int kvg_fd(const struct kvg_ctx *ctx);
+int kvg_dispatch(struct kvg_ctx *ctx);
+
+#define KVG_MAP_EARLY 1u     /* return at once; kvg_wait says what is there */
+#define KVG_MAP_NOSTAGE 2u   /* only if it is there already, or on its way */
+#define KVG_MAP_REVOCABLE 4u /* it may be asked back: needs opts.event and kvg_dispatch */
+
+/* LEN 0: to the end of the file. FD may be closed afterwards. */
+int kvg_map(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, unsigned flags,
+	struct kvg_buf **ret_buf);
+/* Until the buffer's first UPTO bytes are there; TIMEOUT_MS < 0: as long as it takes. -ETIMEDOUT.
+ */
+int kvg_wait(struct kvg_buf *buf, uint64_t upto, int timeout_ms);
+/* Waits for STREAM, the last one that used it. The memory is gone afterwards. NULL is allowed. */
+int kvg_unmap(struct kvg_buf *buf, kvg_stream_handle stream);
+
+struct kvg_info {
+	kvg_ptr ptr;      /* of the byte at `off` */
+	uint64_t off;     /* in the file */
+	uint64_t len;     /* bytes */
+	uint64_t version; /* of the file's content */
+	uint64_t ino;
+	uint8_t uuid[16];    /* of the device */
+	int32_t device_type; /* as DLPack: 1 CPU, 2 CUDA */
+	int32_t device_id;
+};
+int kvg_info(const struct kvg_buf *buf, struct kvg_info *ret_info);
+
+/* LEN bytes at FILE_OFF of the file, and a place in the engine's own device memory. */
+struct kvg_seg {
+	uint64_t file_off;
+	uint64_t len;
+	kvg_ptr dst;
+};
+/* Copies out of a mapped buffer, in STREAM's order. All of it must be there (kvg_wait). */
+int kvg_scatter(
+	struct kvg_buf *buf, const struct kvg_seg *segs, size_t n, kvg_stream_handle stream);
+
+/* File to device memory; segments in any order. */
+int kvg_pull(struct kvg_ctx *ctx, int fd, const struct kvg_seg *segs, size_t n,
+	kvg_stream_handle stream, struct kvg_op **ret_op);
+/*
+ * Device memory (dst) to a file open for writing; what is between the segments is left alone.
+ * What STREAM holds at the call is done first. Close the file to publish it.
+ */
+int kvg_push(struct kvg_ctx *ctx, int fd, const struct kvg_seg *segs, size_t n,
+	kvg_stream_handle stream, struct kvg_op **ret_op);
+/* 0: all bytes have arrived; -EAGAIN: not within TIMEOUT_MS (< 0: as long as it takes); else why
+ * not. */
+int kvg_op_poll(struct kvg_op *op, int timeout_ms);
+/* Waits until it has ended. NULL is allowed. */
+void kvg_op_free(struct kvg_op *op);
+
+/* Asks for the file to be brought in, and does not wait for it. */
+int kvg_prefetch(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, int prio);
+/* Drops it from device memory. -EBUSY: somebody has it mapped. */
+int kvg_evict(struct kvg_ctx *ctx, int fd, uint64_t *ret_bytes);
+
+struct kvg_stat_entry {
+	const char *name;
+	const char *help;
+	uint64_t value;
+};
+/* The helper's counters, with FD >= 0 those of that file too (asked_*). Static names. */
+int kvg_stats(struct kvg_ctx *ctx, int fd, struct kvg_stat_entry *ret_entries, size_t capacity,
+	size_t *ret_n);
+
+struct kvg_helper {
+	uint8_t uuid[16];
+	uint64_t granularity; /* bytes; so the next */
+	uint64_t segment;
+	uint64_t budget;
+	char name[64];     /* of the device */
+	char mode[96];     /* backend, driver */
+	char reasons[512]; /* why no better backend */
+};
+int kvg_helper(const struct kvg_ctx *ctx, struct kvg_helper *ret_helper);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The helper's loop and its clients: see server.h and server_internal.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "fs/error.h"
+#include "fs/log.h"
+#include "fs/parse.h"
+#include "gpu/server_internal.h"
+#include "gpu/socket.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+#define EVENTS_MAX 64
+#define TICK_MS 500
+#define MESSAGES_MAX 64u
+/* What a context takes of a real device's memory. */
+#define CONTEXT_BYTES (UINT64_C(600) << 20)
+
+int64_t kvg_server_now(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static int watch(const struct kvg_server *server, int fd, void *what)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.ptr = what};
+
+	return epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? -errno : 0;
+}
+
+/* ---- Clients ---- */
+
+void kvg_lease_free(struct kvg_lease *lease)
+{
+	LIST_REMOVE(lease, entry);
+	kvg_hbm_unmap(lease->map);
+	free(lease);
+}
+
+bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message)
+{
+	int r = client->fd < 0 ? -EPIPE : kvg_send(client->fd, message);
+
+	/* Its end is seen by the loop, when nobody looks at it. */
+	if (r < 0 && client->fd >= 0)
+		(void)shutdown(client->fd, SHUT_RDWR);
+	return r == 0;
+}
+
+static bool is_alive(const struct kvg_client *client)
+{
+	return client->pidfd >= 0 && syscall(SYS_pidfd_send_signal, client->pidfd, 0, NULL, 0) == 0;
+}
+
+static void client_free(struct kvg_server *server, struct kvg_client *client)
+{
+	struct kvg_lease *lease;
+
+	kvg_forget_client(server, client);
+	while ((lease = LIST_FIRST(&client->leases)))
+		kvg_lease_free(lease);
+	if (client->fd >= 0)
+		(void)close(client->fd);
+	if (client->pidfd >= 0)
+		(void)close(client->pidfd);
+	LIST_REMOVE(client, entry);
+	server->client_count--;
+	free(client);
+}
+
+/*
+ * Its connection has ended. What it had mapped is free when its process is gone, which is the
+ * driver's rule too: until then it stays on its account.
+ */
+static void client_gone(struct kvg_server *server, struct kvg_client *client)
+{
+	if (LIST_EMPTY(&client->leases) || !is_alive(client)) {
+		client_free(server, client);
+		return;
+	}
+	kvg_forget_client(server, client);
+	(void)close(client->fd);
+	client->fd = -1;
+	if (watch(server, client->pidfd, client) < 0)
+		client_free(server, client);
+}
+
+static int peer_pidfd(int fd, pid_t pid)
+{
+	int pidfd = -1;
+	socklen_t size = sizeof(pidfd);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0)
+		return pidfd;
+	/* Before Linux 6.5; the process may be another one by now, whose life is as good. */
+	return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+}
+
+static void accept_client(struct kvg_server *server)
+{
+	_cleanup_fd_ int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct kvg_client *client;
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
+		return;
+	if (server->client_count >= KVG_CLIENTS_MAX) {
+		server->stat.refused++;
+		return;
+	}
+	client = calloc(1, sizeof(*client));
+	if (!client)
+		return;
+	LIST_INIT(&client->leases);
+	client->pid = peer.pid;
+	client->uid = peer.uid;
+	client->pidfd = peer_pidfd(fd, peer.pid);
+	client->fd = kv_steal_fd(&fd);
+	LIST_INSERT_HEAD(&server->clients, client, entry);
+	server->client_count++;
+	if (watch(server, client->fd, client) < 0)
+		client_free(server, client);
+}
+
+/* A few messages, then the others have their turn. */
+static void serve_client(struct kvg_server *server, struct kvg_client *client)
+{
+	static struct kvg_message message;
+	int r = 0;
+
+	/* Only its process's end is watched any more. */
+	if (client->fd < 0) {
+		client_free(server, client);
+		return;
+	}
+	for (unsigned i = 0; i < MESSAGES_MAX && r == 0; i++) {
+		r = kvg_receive(client->fd, &message);
+		if (r == 0)
+			r = kvg_serve(server, client, &message);
+	}
+	if (r == 0 || r == -EAGAIN)
+		return;
+	if (r == -EPROTO || r == -EPROTONOSUPPORT) {
+		server->stat.malformed++;
+		kv_log_warning("gpu", "client ended: what it sent makes no sense pid=%d uid=%u",
+			(int)client->pid, client->uid);
+	}
+	client_gone(server, client);
+}
+
+/* ---- The daemon ---- */
+
+static void give_up_entry(void *arg, struct kvg_entry *entry)
+{
+	struct kvg_server *server = arg;
+
+	if (entry->state == KVG_FAILED && entry->count == 0 && !entry->owner) {
+		kvg_hbm_stale(entry);
+		return;
+	}
+	server->stat.invalidated++;
+	kvg_tell_invalid(entry);
+	kvg_hbm_stale(entry);
+}
+
+static void on_connected(void *arg, bool changed)
+{
+	struct kvg_server *server = arg;
+
+	server->lost_ms = 0;
+	kv_log_info("gpu", "connected to the daemon store=%s", server->options.store);
+	if (changed)
+		kvg_hbm_all(server->hbm, give_up_entry, server);
+}
+
+static void on_lost(void *arg)
+{
+	struct kvg_server *server = arg;
+
+	server->lost_ms = kvg_server_now();
+	kv_log_warning(
+		"gpu", "the daemon has gone, trying to reach it store=%s", server->options.store);
+}
+
+static void on_changed(void *arg, uint64_t ino)
+{
+	struct kvg_server *server = arg;
+
+	kvg_hbm_of_ino(server->hbm, ino, give_up_entry, server);
+}
+
+static void on_hot(void *arg, const struct kv_gpu_reply *note)
+{
+	kvg_serve_hint(arg, note);
+}
+
+static void follow_source(struct kvg_server *server)
+{
+	int fd = kvg_source_fd(server->source);
+
+	/* A closed one has left epoll by itself. */
+	if (fd == server->source_fd && fd >= 0)
+		return;
+	server->source_fd = fd;
+	if (fd >= 0 && watch(server, fd, &server->source) < 0)
+		server->source_fd = -1;
+}
+
+static void serve_source(struct kvg_server *server)
+{
+	if (kvg_source_dispatch(server->source) == -ESTALE) {
+		kv_log_error("gpu", "the store has other devices than before, ending store=%s",
+			server->options.store);
+		server->stop = true;
+		server->status = 1;
+	}
+	if (kvg_source_fd(server->source) < 0)
+		server->source_fd = -1;
+}
+
+/* ---- The loop ---- */
+
+static void check_device(struct kvg_server *server)
+{
+	if (!server->backend->ops->is_dead(server->backend) || server->stop)
+		return;
+	kv_log_error("gpu", "the device is lost to this process, ending: what engines have mapped "
+			    "stays theirs");
+	kvg_stage_abandon(server);
+	server->stop = true;
+	server->status = KVG_EXIT_DEVICE;
+}
+
+static void tick(struct kvg_server *server)
+{
+	int64_t now_ms = kvg_server_now();
+
+	kvg_source_tick(server->source, now_ms);
+	follow_source(server);
+	(void)kvg_hbm_tick(server->hbm, now_ms);
+	/* Nobody knows any more whether that is what the files hold. */
+	if (server->lost_ms > 0 &&
+		(uint64_t)(now_ms - server->lost_ms) > server->options.unsure_ms) {
+		kvg_hbm_all(server->hbm, give_up_entry, server);
+		server->lost_ms = now_ms;
+	}
+	check_device(server);
+}
+
+static void take_signal(struct kvg_server *server)
+{
+	struct signalfd_siginfo info;
+
+	if (read(server->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
+		server->stop = true;
+}
+
+static void serve_event(struct kvg_server *server, void *what)
+{
+	if (what == &server->listen_fd)
+		accept_client(server);
+	else if (what == &server->signal_fd)
+		take_signal(server);
+	else if (what == &server->source)
+		serve_source(server);
+	else if (what == &server->stager)
+		kvg_stage_reap(server);
+	else
+		serve_client(server, what);
+}
+
+int kvg_server_run(struct kvg_server *server)
+{
+	struct epoll_event events[EVENTS_MAX];
+
+	while (!server->stop) {
+		/* One at a time, for it may end the client that the next one is of. */
+		int n = epoll_wait(server->epoll_fd, events, 1, TICK_MS);
+
+		if (n < 0 && errno != EINTR)
+			return 1;
+		if (n > 0)
+			serve_event(server, events[0].data.ptr);
+		tick(server);
+	}
+	return server->status;
+}
+
+/* ---- Life ---- */
+
+static int listen_at(struct kvg_server *server, const struct kv_error *error)
+{
+	const char *path = server->socket_path;
+	struct sockaddr_un address;
+	int r = kvg_socket_address(path, &address);
+	int other;
+
+	if (r < 0)
+		return kv_fail(error, r, "%.200s: too long for a socket", path);
+	/* Another helper of this device? A dead one's socket refuses. */
+	other = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (other >= 0 && connect(other, (struct sockaddr *)&address, sizeof(address)) == 0) {
+		(void)close(other);
+		return kv_fail(error, -EADDRINUSE,
+			"another kvgpud listens at %.200s: one helper a device", path);
+	}
+	if (other >= 0)
+		(void)close(other);
+	(void)unlink(path);
+	server->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (server->listen_fd < 0 ||
+		bind(server->listen_fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+		chmod(path, 0600) < 0 || listen(server->listen_fd, 64) < 0)
+		return kv_fail(error, -errno, "cannot listen at %.200s: %s", path, strerror(errno));
+	return 0;
+}
+
+static int open_to_group(struct kvg_server *server, const struct kv_error *error)
+{
+	const struct group *group;
+
+	if (!server->options.group)
+		return 0;
+	group = getgrnam(server->options.group);
+	if (!group)
+		return kv_fail(error, -ENOENT, "there is no group '%.64s'", server->options.group);
+	if (chown(server->socket_path, (uid_t)-1, group->gr_gid) < 0 ||
+		chmod(server->socket_path, 0660) < 0)
+		return kv_fail(error, -errno, "cannot give %.200s to group %.64s: %s",
+			server->socket_path, server->options.group, strerror(errno));
+	return 0;
+}
+
+static int choose_path(struct kvg_server *server, const struct kv_error *error)
+{
+	char folder[128];
+	int r;
+
+	if (server->options.socket) {
+		(void)snprintf(server->socket_path, sizeof(server->socket_path), "%.255s",
+			server->options.socket);
+		return 0;
+	}
+	r = kvg_socket_folder(folder, sizeof(folder));
+	if (r == 0 && mkdir(folder, 0755) < 0 && errno != EEXIST)
+		r = -errno;
+	if (r == 0)
+		r = kvg_socket_path(
+			server->info.uuid, server->socket_path, sizeof(server->socket_path));
+	return r < 0 ? kv_fail(error, r, "%s: %s; name a socket with --socket", folder,
+			       strerror(-r))
+		     : 0;
+}
+
+static int open_backend(struct kvg_server *server, const struct kv_error *error)
+{
+	const struct kvg_backend_open open = {.device = server->options.device};
+	int r = kvg_backend_choose(server->options.backend, &open, &server->backend,
+		server->reasons, sizeof(server->reasons));
+
+	if (r < 0)
+		return kv_fail(error, r, "%.400s", server->reasons);
+	server->backend->ops->info(server->backend, &server->info);
+	return 0;
+}
+
+/* What the options ask for, as far as the device has it. */
+static int set_budget(struct kvg_server *server, const struct kv_error *error)
+{
+	struct kvg_server_options *options = &server->options;
+	uint64_t context = server->info.modelled ? 0 : CONTEXT_BYTES;
+	uint64_t most = server->info.total - kv_min_u64(server->info.total, context);
+	char text[2][16];
+
+	if (options->percent > 0)
+		options->budget = server->info.total / 100 * options->percent;
+	options->budget = kv_min_u64(options->budget, most);
+	options->segment = kv_round_up(options->segment, server->info.granularity);
+	options->budget -= options->budget % server->info.granularity;
+	if (options->budget >= server->info.granularity)
+		return 0;
+	return kv_fail(error, -EINVAL,
+		"%s of device memory is too little: give at least %s (--hbm)",
+		kv_format_size(options->budget, text[0], sizeof(text[0])),
+		kv_format_size(server->info.granularity, text[1], sizeof(text[1])));
+}
+
+static int start_hbm(struct kvg_server *server, const struct kv_error *error)
+{
+	const struct kvg_hbm_options options = {
+		.backend = server->backend,
+		.budget = server->options.budget,
+		.segment = server->options.segment,
+		.granularity = server->info.granularity,
+		.zeroed = server->info.zeroed,
+		.arg = server,
+		.revoke = kvg_tell_revoke,
+		.gone = kvg_stage_gone,
+	};
+	char text[16];
+	int r = kvg_hbm_new(&options, &server->hbm);
+
+	return r < 0 ? kv_fail(error, r,
+			       "cannot take %s of device memory: %s; ask for less (--hbm)",
+			       kv_format_size(options.budget, text, sizeof(text)), strerror(-r))
+		     : 0;
+}
+
+static int start_stager(struct kvg_server *server, const struct kv_error *error)
+{
+	struct kvg_stager_options options = {
+		.backend = server->backend,
+		.io = kv_io_real(),
+		.slots = server->options.slots,
+		.slot_size = server->options.slot_size,
+	};
+	int r;
+
+	options.devices = kvg_source_devices(server->source, &options.device_count);
+	r = kvg_stager_new(&options, &server->stager);
+	return r < 0 ? kv_fail(error, r, "cannot set up the ring for copies: %s", strerror(-r)) : 0;
+}
+
+static int start_source(struct kvg_server *server, const struct kv_error *error)
+{
+	const struct kvg_source_hooks hooks = {
+		.arg = server,
+		.connected = on_connected,
+		.lost = on_lost,
+		.changed = on_changed,
+		.hot = on_hot,
+	};
+
+	return kvg_source_new(server->options.store, server->options.hints, &hooks, &server->source,
+		error->text, error->size);
+}
+
+static int start_loop(struct kvg_server *server)
+{
+	sigset_t signals;
+	int r;
+
+	(void)sigemptyset(&signals);
+	(void)sigaddset(&signals, SIGTERM);
+	(void)sigaddset(&signals, SIGINT);
+	server->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+	server->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (server->signal_fd < 0 || server->epoll_fd < 0)
+		return -errno;
+	r = watch(server, server->signal_fd, &server->signal_fd);
+	if (r == 0)
+		r = watch(server, server->listen_fd, &server->listen_fd);
+	if (r == 0)
+		r = watch(server, kvg_stager_fd(server->stager), &server->stager);
+	follow_source(server);
+	return r;
+}
+
+static void say_ready(const struct kvg_server *server)
+{
+	char budget[16];
+
+	kv_log_info("gpu", "ready store=%s socket=%s device=\"%s\" backend=\"%s\" hbm=%s%s%s%s",
+		server->options.store, server->socket_path, server->info.name, server->info.mode,
+		kv_format_size(server->options.budget, budget, sizeof(budget)),
+		server->reasons[0] ? " not=\"" : "", server->reasons,
+		server->reasons[0] ? "\"" : "");
+}
+
+/* Signals are blocked before there are threads, which inherit that. */
+static void block_signals(void)
+{
+	sigset_t signals;
+
+	(void)sigemptyset(&signals);
+	(void)sigaddset(&signals, SIGTERM);
+	(void)sigaddset(&signals, SIGINT);
+	(void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
+}
+
+int kvg_server_new(const struct kvg_server_options *options, struct kvg_server **ret_server,
+	char *ret_error, size_t error_size)
+{
+	const struct kv_error error = {ret_error, error_size};
+	struct kvg_server *server = calloc(1, sizeof(*server));
+	int r;
+
+	if (!server)
+		return kv_fail(&error, -ENOMEM, "out of memory");
+	server->options = *options;
+	server->listen_fd = server->epoll_fd = server->signal_fd = server->source_fd = -1;
+	LIST_INIT(&server->clients);
+	LIST_INIT(&server->pendings);
+	block_signals();
+	r = start_source(server, &error);
+	if (r == 0)
+		r = open_backend(server, &error);
+	if (r == 0)
+		r = choose_path(server, &error);
+	if (r == 0)
+		r = listen_at(server, &error);
+	if (r == 0)
+		r = open_to_group(server, &error);
+	if (r == 0)
+		r = set_budget(server, &error);
+	if (r == 0)
+		r = start_hbm(server, &error);
+	if (r == 0)
+		r = start_stager(server, &error);
+	if (r == 0) {
+		r = start_loop(server);
+		if (r < 0)
+			(void)kv_fail(&error, r, "cannot start: %s", strerror(-r));
+	}
+	if (r < 0) {
+		kvg_server_free(server);
+		return r;
+	}
+	say_ready(server);
+	*ret_server = server;
+	return 0;
+}
+
+/* Frees what belongs to clients and files, unless the stager still uses it. */
+struct kvg_server *kvg_server_free(struct kvg_server *server)
+{
+	struct kvg_client *client;
+
+	if (!server)
+		return NULL;
+	if (server->listen_fd >= 0) {
+		(void)unlink(server->socket_path);
+		(void)close(server->listen_fd);
+	}
+	/* A drive that hangs may still write into the ring: the process's end takes it all. */
+	if (!kvg_stager_free(server->stager)) {
+		kv_log_warning("gpu", "a read does not end, leaving it");
+		return NULL;
+	}
+	while ((client = LIST_FIRST(&server->clients)))
+		client_free(server, client);
+	kvg_pendings_free(server);
+	kvg_hbm_free(server->hbm);
+	kvg_source_free(server->source);
+	kvg_backend_close(server->backend);
+	if (server->epoll_fd >= 0)
+		(void)close(server->epoll_fd);
+	if (server->signal_fd >= 0)
+		(void)close(server->signal_fd);
+	free(server);
+	return NULL;
+}

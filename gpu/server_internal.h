@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What server.c (life, clients), server_map.c (requests) and server_stage.c (staging) share. All of
+ * it on one thread.
+ *
+ * Every request for a file goes to the daemon first, with its ticket: the answer says which file
+ * that is, and whose; only then is anything looked up.
+ */
+#ifndef KVFS_GPU_SERVER_INTERNAL_H
+#define KVFS_GPU_SERVER_INTERNAL_H
+
+#include <bsd/sys/queue.h>
+#include <stdbool.h>
+
+#include "fs/base.h"
+#include "gpu/hbm.h"
+#include "gpu/server.h"
+#include "gpu/source.h"
+#include "gpu/stage.h"
+#include "gpu/wire.h"
+
+#define KVG_CLIENTS_MAX 1024u
+#define KVG_CLIENT_MAPS_MAX 4096u
+#define KVG_CLIENT_PENDING_MAX 64u
+
+struct kvg_client;
+
+/* A client's mapping of a file. */
+struct kvg_lease {
+	LIST_ENTRY(kvg_lease) entry;
+	struct kvg_client *client;
+	struct kvg_map *map;
+	uint64_t id;
+	bool told; /* that it is ready, or never will be */
+};
+
+struct kvg_client {
+	struct kvg_holder holder; /* first member */
+	LIST_ENTRY(kvg_client) entry;
+	int fd;    /* -1: it has gone, but its process lives on with what it has mapped */
+	int pidfd; /* -1: its end cannot be watched */
+	pid_t pid;
+	uid_t uid;
+	unsigned pending;
+	uint64_t last_map;
+	LIST_HEAD(, kvg_lease) leases;
+};
+
+/* A request that waits for the daemon's answer. */
+struct kvg_pending {
+	LIST_ENTRY(kvg_pending) entry;
+	struct kvg_server *server;
+	struct kvg_client *client; /* NULL: a hint, or it has gone */
+	uint16_t type;
+	uint32_t flags;
+	uint64_t id;
+	uint64_t offset;
+	uint64_t length;
+	int file_fd; /* -1: none */
+	struct kvg_key hint;
+};
+
+/* What belongs to an entry beside its memory: its owner. */
+struct kvg_placement {
+	struct kvg_server *server;
+	struct kvg_entry *entry;
+	int mark_fd;
+	struct kvg_watermark *mark;
+	/* While it is being staged: */
+	bool submitted;
+	uint64_t hold; /* 0: none */
+	int object_fd;
+	int file_fd;
+	struct kvg_job job;
+	struct kvg_target *targets;
+	struct kvg_chunk *chunks;
+	uint32_t chunk_count;
+	uint32_t chunks_known;
+	struct kv_gpu_extent *extents;
+	uint32_t extent_count;
+	uint32_t extent_capacity;
+};
+
+struct kvg_server {
+	struct kvg_server_options options;
+	struct kvg_backend *backend;
+	struct kvg_device_info info;
+	struct kvg_hbm *hbm;
+	struct kvg_stager *stager;
+	struct kvg_source *source;
+	char socket_path[256];
+	int listen_fd;
+	int epoll_fd;
+	int signal_fd;
+	int source_fd;   /* the one that epoll knows */
+	int64_t lost_ms; /* since when there is no daemon; 0 */
+	bool stop;
+	int status;
+	unsigned client_count;
+	LIST_HEAD(, kvg_client) clients;
+	LIST_HEAD(, kvg_pending) pendings;
+	unsigned stagings;
+	struct kvg_wire_stat stat; /* the counters among them */
+	char reasons[512];
+};
+
+/* ---- server.c ---- */
+
+int64_t kvg_server_now(void);
+/* Sends; a client that does not read is ended later, by its caller's loop. False if it is gone. */
+bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message);
+/* CLIENT has nothing any more. */
+void kvg_lease_free(struct kvg_lease *lease);
+
+/* ---- server_map.c ---- */
+
+/* One request of CLIENT, whose descriptors are taken or closed. -EPROTO: nonsense, end it. */
+int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_message *message);
+/* The daemon says that somebody opened the file. */
+void kvg_serve_hint(struct kvg_server *server, const struct kv_gpu_reply *note);
+/* CLIENT goes: what it waits for is for nobody. */
+void kvg_forget_client(struct kvg_server *server, struct kvg_client *client);
+void kvg_pendings_free(struct kvg_server *server);
+/* Tells all who have ENTRY mapped and wait. ENTRY may be gone afterwards. */
+void kvg_tell_ready(struct kvg_entry *entry, int status);
+void kvg_tell_invalid(struct kvg_entry *entry);
+void kvg_tell_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms);
+
+/* ---- server_stage.c ---- */
+
+/*
+ * Begins to stage ENTRY, just admitted, from what the daemon has answered. Takes the hold, the
+ * object's descriptor and FILE_FD over, also when it fails: then ENTRY is gone or FAILED.
+ */
+int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
+	const struct kvg_answer *answer, int file_fd);
+/* Takes jobs that have ended. */
+void kvg_stage_reap(struct kvg_server *server);
+/* ENTRY is about to be freed. */
+void kvg_stage_gone(void *server, struct kvg_entry *entry);
+/* The stager has ended: what it was doing is over. */
+void kvg_stage_abandon(struct kvg_server *server);
+/* The daemon need not keep it any more. */
+void kvg_drop_hold(struct kvg_server *server, uint64_t hold);
+
+#endif

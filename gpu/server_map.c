@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What engines ask for: see server_internal.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include "gpu/server_internal.h"
+
+/* ---- Replies ---- */
+
+/* A message is large: one for all that this thread sends, filled anew each time. */
+static struct kvg_message *message_for(uint16_t type)
+{
+	static struct kvg_message message;
+
+	memset(&message, 0, offsetof(struct kvg_message, payload));
+	message.fd_count = 0;
+	message.type = type;
+	return &message;
+}
+
+static struct kvg_message *reply_to(uint16_t type, uint64_t id, int status)
+{
+	struct kvg_message *reply = message_for(type);
+
+	reply->flags = KVG_FLAG_REPLY;
+	reply->id = id;
+	reply->status = status;
+	return reply;
+}
+
+void kvg_tell_ready(struct kvg_entry *entry, int status)
+{
+	struct kvg_map *map;
+
+	LIST_FOREACH (map, &entry->maps, of_entry) {
+		struct kvg_lease *lease = map->owner;
+		struct kvg_message *message;
+
+		if (lease->told)
+			continue;
+		lease->told = true;
+		message = message_for(KVG_READY);
+		message->map = lease->id;
+		message->status = status;
+		(void)kvg_client_send(lease->client, message);
+	}
+}
+
+void kvg_tell_invalid(struct kvg_entry *entry)
+{
+	struct kvg_map *map;
+
+	LIST_FOREACH (map, &entry->maps, of_entry) {
+		const struct kvg_lease *lease = map->owner;
+		struct kvg_message *message = message_for(KVG_INVALID);
+
+		message->map = lease->id;
+		(void)kvg_client_send(lease->client, message);
+	}
+}
+
+void kvg_tell_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms)
+{
+	const struct kvg_lease *lease = map->owner;
+	struct kvg_message *message = message_for(KVG_REVOKE);
+
+	(void)arg;
+	message->map = lease->id;
+	message->length = (uint64_t)(deadline_ms - kvg_server_now());
+	(void)kvg_client_send(lease->client, message);
+}
+
+/* ---- MAP ---- */
+
+/* The segments of ENTRY that hold [OFFSET, END). */
+struct range {
+	unsigned first;
+	unsigned end;
+};
+
+static struct range range_of(const struct kvg_entry *entry, uint64_t offset, uint64_t end)
+{
+	uint64_t segment = entry->parts[0].size;
+
+	return (struct range){
+		.first = (unsigned)(offset / segment),
+		.end = (unsigned)kv_div_round_up(end, segment),
+	};
+}
+
+/* As many segments as a packet takes: from FIRST on. Their descriptors are the packet's. */
+static int pack_segments(struct kvg_entry *entry, unsigned first, unsigned end,
+	struct kvg_message *reply, unsigned *ret_next)
+{
+	uint64_t sizes[KVG_FDS_MAX];
+	unsigned count = 0;
+
+	while (first + count < end && reply->fd_count < KVG_FDS_MAX) {
+		int r = kvg_hbm_export(entry, first + count, &reply->fds[reply->fd_count]);
+
+		if (r < 0)
+			return r;
+		reply->fd_count++;
+		sizes[count] = entry->parts[first + count].size;
+		count++;
+	}
+	kvg_sizes_put(sizes, count, reply);
+	*ret_next = first + count;
+	return 0;
+}
+
+/* All packets of the reply. An error is told in a packet that ends them. */
+static void send_segments(
+	const struct kvg_pending *pending, const struct kvg_lease *lease, struct range range)
+{
+	struct kvg_entry *entry = lease->map->entry;
+	const struct kvg_placement *placement = entry->owner;
+	unsigned next = range.first;
+	bool first = true, sent = true;
+
+	while (next < range.end && sent) {
+		struct kvg_message *reply = reply_to(KVG_MAP, pending->id, 0);
+		int r = 0;
+
+		if (first) {
+			reply->fds[0] = fcntl(placement->mark_fd, F_DUPFD_CLOEXEC, 0);
+			r = reply->fds[0] < 0 ? -errno : 0;
+			reply->fd_count = r == 0;
+		}
+		if (r == 0)
+			r = pack_segments(entry, next, range.end, reply, &next);
+		reply->map = lease->id;
+		reply->offset = range.first * entry->parts[0].size;
+		reply->length = entry->size;
+		reply->flags |= next < range.end ? KVG_FLAG_MORE : 0;
+		reply->flags |= lease->told ? KVG_FLAG_READY : 0;
+		if (r < 0) {
+			kvg_message_close(reply);
+			reply = reply_to(KVG_MAP, pending->id, r);
+			reply->map = lease->id;
+			next = range.end;
+		}
+		sent = kvg_client_send(lease->client, reply);
+		kvg_message_close(reply);
+		first = false;
+	}
+}
+
+static uint64_t overdue_of(const struct kvg_server *server, pid_t pid)
+{
+	const struct kvg_client *client;
+	uint64_t bytes = 0;
+
+	LIST_FOREACH (client, &server->clients, entry)
+		bytes += client->pid == pid ? client->holder.overdue : 0;
+	return bytes;
+}
+
+static int give_lease(
+	struct kvg_pending *pending, struct kvg_entry *entry, struct kvg_lease **ret_lease)
+{
+	struct kvg_client *client = pending->client;
+	struct kvg_lease *lease;
+	int r;
+
+	if (client->holder.maps >= KVG_CLIENT_MAPS_MAX)
+		return -EMFILE;
+	/* A new connection does not pay an old debt. */
+	if (overdue_of(pending->server, client->pid) > 0)
+		return -EDQUOT;
+	lease = calloc(1, sizeof(*lease));
+	if (!lease)
+		return -ENOMEM;
+	r = kvg_hbm_map(entry, &client->holder, pending->flags & KVG_FLAG_REVOCABLE, &lease->map);
+	if (r < 0) {
+		free(lease);
+		return r;
+	}
+	lease->map->owner = lease;
+	lease->client = client;
+	lease->id = ++client->last_map;
+	lease->told = entry->state == KVG_RESIDENT;
+	LIST_INSERT_HEAD(&client->leases, lease, entry);
+	*ret_lease = lease;
+	return 0;
+}
+
+/* The entry that is asked for, there or begun. Takes the answer's hold over. */
+static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
+	const struct kvg_answer *answer, struct kvg_entry **ret_entry)
+{
+	struct kvg_server *server = pending->server;
+	struct kvg_entry *entry = kvg_hbm_find(server->hbm, key);
+	int r = 0;
+
+	if (entry && entry->state != KVG_FAILED) {
+		server->stat.hits += pending->type == KVG_MAP;
+		kvg_drop_hold(server, answer->reply->hold);
+		*ret_entry = entry;
+		return 0;
+	}
+	if (pending->flags & KVG_FLAG_NOSTAGE)
+		r = -ENODATA;
+	if (r == 0)
+		r = kvg_hbm_admit(server->hbm, key, answer->reply->size, kvg_server_now(), &entry);
+	if (r < 0) {
+		kvg_drop_hold(server, answer->reply->hold);
+		return r;
+	}
+	server->stat.misses += pending->type == KVG_MAP;
+	r = kvg_stage_begin(server, entry, answer, kv_steal_fd(&pending->file_fd));
+	if (r == 0)
+		*ret_entry = entry;
+	return r;
+}
+
+static int map_located(
+	struct kvg_pending *pending, const struct kvg_key *key, const struct kvg_answer *answer)
+{
+	uint64_t size = answer->reply->size;
+	uint64_t end = pending->length > 0 ? pending->offset + pending->length : size;
+	struct kvg_entry *entry;
+	struct kvg_lease *lease;
+	int r = pending->offset < end && end <= size ? 0 : -EINVAL;
+
+	if (r < 0) {
+		kvg_drop_hold(pending->server, answer->reply->hold);
+		return r;
+	}
+	r = get_entry(pending, key, answer, &entry);
+	if (r == 0)
+		r = give_lease(pending, entry, &lease);
+	if (r == 0)
+		send_segments(pending, lease, range_of(entry, pending->offset, end));
+	return r;
+}
+
+/* ---- PREFETCH, STAT, EVICT, hints ---- */
+
+struct match {
+	struct kvg_server *server;
+	uid_t uid;
+	bool all; /* of every user */
+	uint64_t version;
+	uint64_t bytes;
+	bool busy;
+};
+
+static bool is_matched(const struct match *match, const struct kvg_entry *entry)
+{
+	return (match->all || entry->key.uid == match->uid) && entry->key.version == match->version;
+}
+
+static void evict_entry(void *arg, struct kvg_entry *entry)
+{
+	struct match *match = arg;
+
+	if (!is_matched(match, entry))
+		return;
+	if (entry->state == KVG_STAGING || entry->map_count > 0) {
+		match->busy = true;
+		return;
+	}
+	match->bytes += entry->bytes;
+	match->server->stat.evicted += entry->bytes > 0;
+	kvg_hbm_stale(entry);
+}
+
+static void count_entry(void *arg, struct kvg_entry *entry)
+{
+	struct match *match = arg;
+	const struct kvg_placement *placement = entry->owner;
+
+	if (is_matched(match, entry) && placement && entry->state != KVG_FAILED)
+		match->bytes = kv_max_u64(match->bytes, atomic_load(&placement->mark->staged));
+}
+
+static void put_stat(struct kvg_server *server, struct kvg_message *reply)
+{
+	struct kvg_hbm_usage usage;
+	struct kvg_wire_stat stat = server->stat;
+	const struct kvg_client *client;
+
+	kvg_hbm_usage(server->hbm, &usage);
+	stat.budget = usage.budget;
+	stat.used = usage.used;
+	stat.orphaned = usage.orphaned;
+	stat.entries = usage.entries;
+	stat.resident = usage.resident;
+	stat.maps = usage.maps;
+	stat.evicted += usage.evicted;
+	stat.daemon = kvg_source_is_connected(server->source);
+	LIST_FOREACH (client, &server->clients, entry)
+		stat.clients += client->fd >= 0;
+	kvg_stat_put(&stat, reply);
+}
+
+static void send_stat(struct kvg_pending *pending, uint64_t resident, uint64_t size)
+{
+	struct kvg_server *server = pending->server;
+	struct kvg_message *reply = reply_to(KVG_STAT, pending->id, 0);
+
+	server->stat.asked_resident = resident;
+	server->stat.asked_size = size;
+	put_stat(server, reply);
+	server->stat.asked_resident = server->stat.asked_size = 0;
+	(void)kvg_client_send(pending->client, reply);
+}
+
+static void each_located(struct kvg_pending *pending, const struct kvg_key *key, uint64_t size)
+{
+	struct kvg_server *server = pending->server;
+	struct kvg_client *client = pending->client;
+	struct match match = {
+		.server = server,
+		.uid = key->uid,
+		.all = client->uid == 0 || client->uid == geteuid(),
+		.version = key->version,
+	};
+	struct kvg_message *reply;
+
+	if (pending->type == KVG_STAT) {
+		kvg_hbm_of_ino(server->hbm, key->ino, count_entry, &match);
+		send_stat(pending, match.bytes, size);
+		return;
+	}
+	kvg_hbm_of_ino(server->hbm, key->ino, evict_entry, &match);
+	reply = reply_to(KVG_EVICT, pending->id, match.busy ? -EBUSY : 0);
+	reply->length = match.bytes;
+	(void)kvg_client_send(client, reply);
+}
+
+static int prefetch_located(
+	struct kvg_pending *pending, const struct kvg_key *key, const struct kvg_answer *answer)
+{
+	struct kvg_entry *entry;
+	int r = get_entry(pending, key, answer, &entry);
+
+	if (r == 0 && pending->client)
+		(void)kvg_client_send(pending->client, reply_to(KVG_PREFETCH, pending->id, 0));
+	return r;
+}
+
+/* ---- The daemon has answered ---- */
+
+static void pending_free(struct kvg_pending *pending)
+{
+	LIST_REMOVE(pending, entry);
+	if (pending->client)
+		pending->client->pending--;
+	if (pending->file_fd >= 0)
+		(void)close(pending->file_fd);
+	free(pending);
+}
+
+static int serve_located(struct kvg_pending *pending, const struct kvg_answer *answer)
+{
+	const struct kvg_key key = {
+		.ino = answer->reply->ino,
+		.version = answer->reply->number,
+		.uid = answer->reply->uid,
+	};
+
+	/* A ticket is of use to the user it was given to only. */
+	if (pending->client && pending->client->uid != key.uid) {
+		kvg_drop_hold(pending->server, answer->reply->hold);
+		return -EACCES;
+	}
+	if (pending->type == KVG_MAP)
+		return map_located(pending, &key, answer);
+	if (pending->type == KVG_PREFETCH)
+		return prefetch_located(pending, &key, answer);
+	kvg_drop_hold(pending->server, answer->reply->hold);
+	each_located(pending, &key, answer->reply->size);
+	return 0;
+}
+
+static void located(void *arg, const struct kvg_answer *answer)
+{
+	struct kvg_pending *pending = arg;
+	bool wanted = pending->client || pending->type == KVG_PREFETCH;
+	int r = answer->error == -EPIPE ? -ENOTCONN : answer->error;
+
+	if (r == 0 && wanted)
+		r = serve_located(pending, answer);
+	else if (r == 0)
+		kvg_drop_hold(pending->server, answer->reply->hold);
+	if (r < 0 && pending->client) {
+		pending->server->stat.refused++;
+		(void)kvg_client_send(pending->client, reply_to(pending->type, pending->id, r));
+	}
+	pending_free(pending);
+}
+
+static int locate(struct kvg_pending *pending, struct kv_gpu_request *request)
+{
+	struct kvg_server *server = pending->server;
+	int r;
+
+	LIST_INSERT_HEAD(&server->pendings, pending, entry);
+	if (pending->client)
+		pending->client->pending++;
+	request->type = KV_GPU_LOCATE;
+	r = kvg_source_ask(server->source, request, located, pending);
+	if (r < 0)
+		pending_free(pending);
+	return r == -EPIPE ? -ENOTCONN : r;
+}
+
+void kvg_serve_hint(struct kvg_server *server, const struct kv_gpu_reply *note)
+{
+	struct kv_gpu_request request = {
+		.ino = note->ino,
+		.number = note->number,
+		.uid = note->uid,
+	};
+	const struct kvg_key key = {note->ino, note->number, note->uid};
+	struct kvg_pending *pending;
+
+	if (note->size < server->info.granularity || kvg_hbm_find(server->hbm, &key) ||
+		!kvg_hbm_hint(server->hbm, &key, kvg_server_now()))
+		return;
+	pending = calloc(1, sizeof(*pending));
+	if (!pending)
+		return;
+	pending->server = server;
+	pending->type = KVG_PREFETCH;
+	pending->file_fd = -1;
+	(void)locate(pending, &request);
+}
+
+/* ---- Requests ---- */
+
+/*
+ * In this order, for FD may be of a file system whose server never answers: what the kernel knows
+ * of the descriptor first, then of the file system, with a call that asks no server.
+ */
+static int check_file(const struct kvg_server *server, int fd)
+{
+	uint64_t device = kvg_source_device(server->source);
+	int flags = fcntl(fd, F_GETFL);
+	struct statx st;
+
+	if (flags < 0 || flags & O_PATH)
+		return -EBADF;
+	if ((flags & O_ACCMODE) == O_WRONLY)
+		return -EACCES;
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &st) < 0)
+		return -errno;
+	return makedev(st.stx_dev_major, st.stx_dev_minor) == device ? 0 : -EXDEV;
+}
+
+static int begin_request(
+	struct kvg_server *server, struct kvg_client *client, struct kvg_message *message)
+{
+	struct kv_gpu_request request = {0};
+	struct kvg_pending *pending;
+	struct kvg_ticket ticket;
+	int r = kvg_ticket_get(message, &ticket);
+
+	if (r < 0)
+		return r;
+	if (message->fd_count != 1)
+		return -EBADF;
+	if (client->pending >= KVG_CLIENT_PENDING_MAX)
+		return -EAGAIN;
+	r = check_file(server, message->fds[0]);
+	if (r < 0)
+		return r;
+	pending = calloc(1, sizeof(*pending));
+	if (!pending)
+		return -ENOMEM;
+	*pending = (struct kvg_pending){
+		.server = server,
+		.client = client,
+		.type = message->type,
+		.flags = message->flags,
+		.id = message->id,
+		.offset = message->offset,
+		.length = message->length,
+		.file_fd = kv_steal_fd(&message->fds[0]),
+	};
+	if (pending->offset + pending->length < pending->offset)
+		pending->length = UINT64_MAX - pending->offset;
+	memcpy(request.token, ticket.token, sizeof(request.token));
+	return locate(pending, &request);
+}
+
+static void serve_hello(struct kvg_server *server, struct kvg_client *client, uint64_t id)
+{
+	struct kvg_message *reply = reply_to(KVG_HELLO, id, 0);
+	struct kvg_hello hello = {
+		.granularity = server->info.granularity,
+		.segment = server->options.segment,
+		.budget = server->options.budget,
+	};
+
+	memcpy(hello.uuid, server->info.uuid, sizeof(hello.uuid));
+	memcpy(hello.name, server->info.name, sizeof(hello.name));
+	memcpy(hello.mode, server->info.mode, sizeof(hello.mode));
+	memcpy(hello.reasons, server->reasons, sizeof(hello.reasons));
+	kvg_hello_put(&hello, reply);
+	(void)kvg_client_send(client, reply);
+}
+
+static int serve_unmap(struct kvg_client *client, uint64_t id)
+{
+	struct kvg_lease *lease;
+
+	LIST_FOREACH (lease, &client->leases, entry) {
+		if (lease->id != id)
+			continue;
+		kvg_lease_free(lease);
+		return 0;
+	}
+	return -EPROTO;
+}
+
+static void serve_plain_stat(struct kvg_server *server, struct kvg_client *client, uint64_t id)
+{
+	struct kvg_pending pending = {.server = server, .client = client, .id = id};
+
+	send_stat(&pending, 0, 0);
+}
+
+int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_message *message)
+{
+	int r = 0;
+
+	if (message->flags & KVG_FLAG_REPLY) {
+		r = -EPROTO;
+	} else if (message->type == KVG_HELLO) {
+		serve_hello(server, client, message->id);
+	} else if (message->type == KVG_UNMAP) {
+		r = serve_unmap(client, message->map);
+	} else if (message->type == KVG_STAT && message->payload_size == 0) {
+		serve_plain_stat(server, client, message->id);
+	} else if (message->type == KVG_MAP || message->type == KVG_PREFETCH ||
+		   message->type == KVG_STAT || message->type == KVG_EVICT) {
+		r = begin_request(server, client, message);
+		if (r < 0 && r != -EPROTO) {
+			server->stat.refused++;
+			(void)kvg_client_send(client, reply_to(message->type, message->id, r));
+			r = 0;
+		}
+	} else {
+		r = -EPROTO;
+	}
+	kvg_message_close(message);
+	return r;
+}
+
+void kvg_forget_client(struct kvg_server *server, struct kvg_client *client)
+{
+	struct kvg_pending *pending;
+
+	LIST_FOREACH (pending, &server->pendings, entry) {
+		if (pending->client != client)
+			continue;
+		pending->client = NULL;
+		/* A prefetch was asked for, whoever has gone since; a map is nobody's. */
+		client->pending--;
+	}
+}
+
+void kvg_pendings_free(struct kvg_server *server)
+{
+	struct kvg_pending *pending;
+
+	while ((pending = LIST_FIRST(&server->pendings)))
+		pending_free(pending);
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Staging, from the daemon's answers to READY: see server_internal.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+
+#include "fs/log.h"
+#include "gpu/server_internal.h"
+
+/* Clients can only read the page: the writable mapping is older than the seal. */
+static int mark_new(struct kvg_placement *placement)
+{
+	void *memory;
+	int fd = memfd_create("kvg-watermark", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	if (fd < 0)
+		return -errno;
+	placement->mark_fd = fd;
+	if (ftruncate(fd, KVG_WATERMARK_SIZE) < 0)
+		return -errno;
+	memory = mmap(NULL, KVG_WATERMARK_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (memory == MAP_FAILED)
+		return -errno;
+	placement->mark = memory;
+	return fcntl(fd, F_ADD_SEALS,
+		       F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0
+		       ? -errno
+		       : 0;
+}
+
+void kvg_drop_hold(struct kvg_server *server, uint64_t hold)
+{
+	struct kv_gpu_request request = {.type = KV_GPU_DROP, .hold = hold};
+
+	if (hold != 0)
+		kvg_source_tell(server->source, &request);
+}
+
+/* What is only needed while it is being staged. */
+static void staging_done(struct kvg_placement *placement)
+{
+	kvg_drop_hold(placement->server, placement->hold);
+	placement->hold = 0;
+	if (placement->object_fd >= 0)
+		(void)close(placement->object_fd);
+	if (placement->file_fd >= 0)
+		(void)close(placement->file_fd);
+	placement->object_fd = placement->file_fd = -1;
+	free(kv_steal_ptr(&placement->targets));
+	free(kv_steal_ptr(&placement->chunks));
+	free(kv_steal_ptr(&placement->extents));
+}
+
+static bool is_only_one(struct kvg_server *server, uint64_t ino);
+
+void kvg_stage_gone(void *arg, struct kvg_entry *entry)
+{
+	struct kvg_placement *placement = entry->owner;
+	struct kvg_server *server = arg;
+	struct kv_gpu_request request = {.type = KV_GPU_UNWATCH, .ino = entry->key.ino};
+
+	/* A request that is under way may have the file watched anew. */
+	if (LIST_EMPTY(&server->pendings) && is_only_one(server, entry->key.ino))
+		kvg_source_tell(server->source, &request);
+	if (!placement)
+		return;
+	staging_done(placement);
+	if (placement->mark)
+		(void)munmap(placement->mark, KVG_WATERMARK_SIZE);
+	if (placement->mark_fd >= 0)
+		(void)close(placement->mark_fd);
+	free(placement);
+	entry->owner = NULL;
+}
+
+static void count_entry(void *arg, struct kvg_entry *entry)
+{
+	(void)entry;
+	++*(unsigned *)arg;
+}
+
+/* True if no more than one entry of INO can be found. */
+static bool is_only_one(struct kvg_server *server, uint64_t ino)
+{
+	unsigned count = 0;
+
+	kvg_hbm_of_ino(server->hbm, ino, count_entry, &count);
+	return count <= 1;
+}
+
+/* The end of a staging, good or bad, told to all. ENTRY may be gone afterwards. */
+static void finish(struct kvg_placement *placement, int result)
+{
+	struct kvg_server *server = placement->server;
+	struct kvg_entry *entry = placement->entry;
+
+	staging_done(placement);
+	server->stagings--;
+	kvg_watermark_set(placement->mark,
+		result == 0 ? entry->size : atomic_load(&placement->mark->staged), result);
+	if (result == 0) {
+		server->stat.staged++;
+		server->stat.staged_bytes += entry->size;
+		kvg_tell_ready(entry, 0);
+		kvg_hbm_staged(entry);
+		return;
+	}
+	server->stat.failed++;
+	kv_log_warning("gpu", "staging failed ino=%" PRIu64 " version=%" PRIu64 " error=\"%s\"",
+		entry->key.ino, entry->key.version, strerror(-result));
+	kvg_tell_ready(entry, result);
+	kvg_hbm_failed(entry, result, kvg_server_now());
+}
+
+static int make_targets(struct kvg_placement *placement)
+{
+	struct kvg_server *server = placement->server;
+	struct kvg_entry *entry = placement->entry;
+
+	placement->targets = calloc(entry->count, sizeof(*placement->targets));
+	if (!placement->targets)
+		return -ENOMEM;
+	for (unsigned i = 0; i < entry->count; i++)
+		placement->targets[i] = (struct kvg_target){
+			.address = server->backend->ops->address(
+				server->backend, entry->parts[i].mapping),
+			.size = entry->parts[i].size,
+		};
+	return 0;
+}
+
+static int submit(struct kvg_placement *placement)
+{
+	int r = make_targets(placement);
+
+	if (r < 0)
+		return r;
+	placement->job = (struct kvg_job){
+		.size = placement->entry->size,
+		.targets = placement->targets,
+		.target_count = placement->entry->count,
+		.object_fd = placement->object_fd,
+		.chunks = placement->chunks,
+		.extents = placement->extents,
+		.file_fd = placement->file_fd,
+		.watermark = placement->mark,
+		.arg = placement,
+	};
+	placement->submitted = true;
+	kvg_stager_submit(placement->server->stager, &placement->job);
+	return 0;
+}
+
+/* ---- Chunks ---- */
+
+static int add_extents(struct kvg_placement *placement, const uint8_t *from, uint32_t count)
+{
+	if (count == 0)
+		return 0;
+	if (placement->extent_count + count > placement->extent_capacity) {
+		uint32_t capacity = (placement->extent_count + count) * 2;
+		struct kv_gpu_extent *extents =
+			realloc(placement->extents, capacity * sizeof(*extents));
+
+		if (!extents)
+			return -ENOMEM;
+		placement->extents = extents;
+		placement->extent_capacity = capacity;
+	}
+	memcpy(placement->extents + placement->extent_count, from,
+		count * sizeof(struct kv_gpu_extent));
+	placement->extent_count += count;
+	return 0;
+}
+
+static int add_chunks(struct kvg_placement *placement, const struct kvg_answer *answer)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < answer->reply->count; i++) {
+		struct kv_gpu_chunk chunk;
+		size_t size;
+		int r;
+
+		if (answer->payload_size - at < sizeof(chunk))
+			return -EPROTO;
+		memcpy(&chunk, answer->payload + at, sizeof(chunk));
+		at += sizeof(chunk);
+		size = chunk.extents * sizeof(struct kv_gpu_extent);
+		if (chunk.number != placement->chunks_known || chunk.where > KV_GPU_FILE ||
+			placement->chunks_known == placement->chunk_count ||
+			answer->payload_size - at < size)
+			return -EPROTO;
+		placement->chunks[placement->chunks_known++] = (struct kvg_chunk){
+			.where = chunk.where,
+			.extents = chunk.extents,
+			.first = placement->extent_count,
+			.sum = chunk.sum,
+		};
+		r = add_extents(placement, answer->payload + at, chunk.extents);
+		if (r < 0)
+			return r;
+		at += size;
+	}
+	return 0;
+}
+
+static int ask_chunks(struct kvg_placement *placement);
+
+static void chunks_answered(void *arg, const struct kvg_answer *answer)
+{
+	struct kvg_placement *placement = arg;
+	uint32_t before = placement->chunks_known;
+	int r = answer->error == -EPIPE ? -ENOTCONN : answer->error;
+
+	if (r == 0)
+		r = add_chunks(placement, answer);
+	if (r == 0 && placement->chunks_known == placement->chunk_count)
+		r = submit(placement);
+	else if (r == 0)
+		r = placement->chunks_known == before ? -EPROTO : ask_chunks(placement);
+	if (r < 0)
+		finish(placement, r);
+}
+
+static int ask_chunks(struct kvg_placement *placement)
+{
+	struct kv_gpu_request request = {
+		.type = KV_GPU_CHUNKS,
+		.hold = placement->hold,
+		.first = placement->chunks_known,
+	};
+
+	return kvg_source_ask(placement->server->source, &request, chunks_answered, placement);
+}
+
+/* ---- Begin and end ---- */
+
+static int start(struct kvg_placement *placement)
+{
+	int r;
+
+	if (placement->object_fd >= 0)
+		return submit(placement);
+	placement->chunk_count = (uint32_t)kv_div_round_up(placement->entry->size, KV_CHUNK_SIZE);
+	placement->chunks = calloc(placement->chunk_count, sizeof(*placement->chunks));
+	r = placement->chunks ? ask_chunks(placement) : -ENOMEM;
+	return r;
+}
+
+int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
+	const struct kvg_answer *answer, int file_fd)
+{
+	struct kvg_placement *placement = calloc(1, sizeof(*placement));
+	int r;
+
+	if (!placement) {
+		if (file_fd >= 0)
+			(void)close(file_fd);
+		kvg_drop_hold(server, answer->reply->hold);
+		kvg_hbm_failed(entry, -ENOMEM, kvg_server_now());
+		return -ENOMEM;
+	}
+	entry->owner = placement;
+	placement->server = server;
+	placement->entry = entry;
+	placement->mark_fd = -1;
+	placement->hold = answer->reply->hold;
+	placement->file_fd = file_fd;
+	placement->object_fd = -1;
+	if (answer->reply->flags & KV_GPU_RESIDENT && answer->fd_count == 1)
+		placement->object_fd = kv_steal_fd(&answer->fds[0]);
+	r = mark_new(placement);
+	if (r == 0)
+		r = start(placement);
+	if (r < 0)
+		kvg_hbm_failed(entry, r, kvg_server_now());
+	else
+		server->stagings++;
+	return r;
+}
+
+static void add_counts(struct kvg_server *server, const struct kvg_job_counts *counts)
+{
+	server->stat.from_dram_bytes += counts->from_dram;
+	server->stat.from_device_bytes += counts->from_device;
+	server->stat.from_file_bytes += counts->from_file;
+	server->stat.checksum_errors += counts->checksum_errors;
+}
+
+void kvg_stage_reap(struct kvg_server *server)
+{
+	struct kvg_job *job;
+
+	while ((job = kvg_stager_reap(server->stager))) {
+		add_counts(server, &job->counts);
+		finish(job->arg, job->result);
+	}
+}
+
+static void abandon(void *arg, struct kvg_entry *entry)
+{
+	(void)arg;
+	if (entry->state == KVG_STAGING)
+		finish(entry->owner, -EIO);
+}
+
+void kvg_stage_abandon(struct kvg_server *server)
+{
+	kvg_hbm_all(server->hbm, abandon, NULL);
+}

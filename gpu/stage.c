@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Jobs, copies, and the stager's thread: see stage.h. */
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "gpu/stage_internal.h"
+
+#define SLOTS_DEFAULT 16u
+#define SLOT_SIZE_DEFAULT (8u << 20)
+#define STREAMS_DEFAULT 2u
+#define TIMEOUT_DEFAULT_MS 5000u
+#define WORKERS_DEFAULT_MAX 4u
+#define RESCUERS 2u
+/* A round that finds nothing to do sleeps this long: short against the time of one chunk. */
+#define PAUSE_NS 30000
+/* How long the end waits for reads that do not come. */
+#define END_PATIENCE_NS (INT64_C(2) * 1000 * 1000 * 1000)
+
+int64_t kvg_stager_now(const struct kvg_stager *stager)
+{
+	return stager->options.io->clock_ns(stager->options.io->context);
+}
+
+void kvg_job_fail(struct kvg_job *job, int error)
+{
+	assert(error < 0);
+	if (job->result == 0)
+		job->result = error;
+}
+
+/* ---- Copies ---- */
+
+static struct kvg_lane *free_lane(struct kvg_stager *stager)
+{
+	for (unsigned i = 0; i < stager->lane_count; i++)
+		if (!stager->lanes[i].busy)
+			return &stager->lanes[i];
+	return NULL;
+}
+
+/* LANE's stream has been given what it is to do for JOB, or R is why not. */
+static void lane_start(struct kvg_stager *stager, struct kvg_lane *lane, struct kvg_job *job, int r)
+{
+	if (r == 0)
+		r = stager->backend->ops->event_record(stager->backend, lane->event, lane->stream);
+	/* Some of it may be under way: the lane is watched all the same. */
+	if (r < 0)
+		kvg_job_fail(job, r);
+	lane->busy = true;
+	lane->job = job;
+	lane->slot = NULL;
+	lane->piece = NULL;
+	job->in_flight++;
+}
+
+struct kvg_lane *kvg_copy_begin(struct kvg_stager *stager, struct kvg_job *job, const void *host,
+	uint64_t offset, uint64_t length)
+{
+	struct kvg_lane *lane = free_lane(stager);
+	uint64_t size = job->targets[0].size;
+	unsigned count = 0;
+
+	if (!lane)
+		return NULL;
+	for (uint64_t done = 0; done < length;) {
+		uint64_t at = offset + done;
+		const struct kvg_target *target = &job->targets[at / size];
+		uint64_t part = kv_min_u64(length - done, target->size - at % size);
+
+		assert(at / size < job->target_count && count < stager->copies_max);
+		stager->copies[count++] = (struct kvg_copy){
+			.to = target->address + at % size,
+			.from = (uint64_t)(uintptr_t)host + done,
+			.size = part,
+		};
+		done += part;
+	}
+	lane_start(stager, lane, job,
+		stager->backend->ops->copy(
+			stager->backend, lane->stream, KVG_COPY_TO_DEVICE, stager->copies, count));
+	lane->offset = offset;
+	return lane;
+}
+
+/* What lies behind the file in its last segment was somebody else's. */
+static bool begin_tail(struct kvg_stager *stager, struct kvg_job *job)
+{
+	const struct kvg_target *last = &job->targets[job->target_count - 1];
+	uint64_t before = (uint64_t)(job->target_count - 1) * job->targets[0].size;
+	uint64_t used = job->size - before;
+	struct kvg_lane *lane;
+
+	assert(job->size > before && used <= last->size);
+	if (used == last->size) {
+		job->tail_done = true;
+		return true;
+	}
+	lane = free_lane(stager);
+	if (!lane)
+		return false;
+	lane_start(stager, lane, job,
+		stager->backend->ops->fill(
+			stager->backend, lane->stream, last->address + used, 0, last->size - used));
+	lane->offset = job->size;
+	job->tail_done = true;
+	return true;
+}
+
+/* All of JOB below this is there. */
+static uint64_t reached(const struct kvg_stager *stager, const struct kvg_job *job)
+{
+	uint64_t lowest = kvg_slots_lowest(stager, job, job->next);
+
+	for (unsigned i = 0; i < KVG_PIECES; i++) {
+		const struct kvg_piece *piece = &stager->pieces[i];
+
+		if (piece->job == job && piece->state != KVG_PIECE_ENDING)
+			lowest = kv_min_u64(lowest, piece->offset + piece->next);
+	}
+	for (unsigned i = 0; i < stager->lane_count; i++)
+		if (stager->lanes[i].busy && stager->lanes[i].job == job)
+			lowest = kv_min_u64(lowest, stager->lanes[i].offset);
+	return lowest;
+}
+
+static void advance_watermark(const struct kvg_stager *stager, struct kvg_job *job)
+{
+	uint64_t staged;
+
+	if (!job->watermark || job->result < 0)
+		return;
+	staged = reached(stager, job);
+	if (staged > atomic_load_explicit(&job->watermark->staged, memory_order_relaxed) &&
+		staged < job->size)
+		kvg_watermark_set(job->watermark, staged, 0);
+}
+
+static bool lanes_step(struct kvg_stager *stager)
+{
+	bool progress = false;
+
+	for (unsigned i = 0; i < stager->lane_count; i++) {
+		struct kvg_lane *lane = &stager->lanes[i];
+		int r = lane->busy ? stager->backend->ops->event_query(stager->backend, lane->event)
+				   : -EAGAIN;
+
+		if (r == -EAGAIN)
+			continue;
+		if (r < 0)
+			kvg_job_fail(lane->job, r);
+		lane->busy = false;
+		lane->job->in_flight--;
+		if (lane->slot)
+			kvg_slot_copied(lane->slot);
+		if (lane->piece)
+			kvg_piece_copied(lane->piece);
+		advance_watermark(stager, lane->job);
+		progress = true;
+	}
+	return progress;
+}
+
+/* ---- Jobs ---- */
+
+static bool begin_more(struct kvg_stager *stager, struct kvg_job *job)
+{
+	if (job->result < 0)
+		return false;
+	if (!job->tail_done && !begin_tail(stager, job))
+		return false;
+	return job->object_fd >= 0 && !job->ring ? kvg_pieces_begin(stager, job)
+						 : kvg_slots_begin(stager, job);
+}
+
+static void end_job(struct kvg_stager *stager, struct kvg_job *job)
+{
+	const uint64_t one = 1;
+
+	TAILQ_REMOVE(&stager->active, job, entry);
+	KV_LOCKED(&stager->lock);
+	TAILQ_INSERT_TAIL(&stager->done, job, entry);
+	(void)!write(stager->event_fd, &one, sizeof(one));
+}
+
+static bool jobs_step(struct kvg_stager *stager)
+{
+	struct kvg_job *job, *next;
+	bool progress = false;
+
+	for (job = TAILQ_FIRST(&stager->active); job; job = next) {
+		next = TAILQ_NEXT(job, entry);
+		progress |= begin_more(stager, job);
+		if (job->in_flight > 0 || (job->result == 0 && job->next < job->size))
+			continue;
+		end_job(stager, job);
+		progress = true;
+	}
+	return progress;
+}
+
+static void take_submitted(struct kvg_stager *stager)
+{
+	struct kvg_job *job;
+	KV_LOCKED(&stager->lock);
+
+	while ((job = TAILQ_FIRST(&stager->submitted))) {
+		TAILQ_REMOVE(&stager->submitted, job, entry);
+		TAILQ_INSERT_TAIL(&stager->active, job, entry);
+	}
+}
+
+bool kvg_stager_step(struct kvg_stager *stager)
+{
+	bool progress;
+
+	take_submitted(stager);
+	progress = lanes_step(stager);
+	progress |= kvg_slots_step(stager);
+	progress |= kvg_pieces_step(stager);
+	progress |= jobs_step(stager);
+	return progress;
+}
+
+static bool is_idle(const struct kvg_stager *stager)
+{
+	return TAILQ_EMPTY(&stager->active) && stager->reads == 0 && kvg_slots_idle(stager) &&
+	       kvg_pieces_idle(stager);
+}
+
+static void *stager_main(void *arg)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	struct kvg_stager *stager = arg;
+	int64_t stop_ns = 0;
+
+	for (;;) {
+		bool progress = kvg_stager_step(stager);
+
+		(void)pthread_mutex_lock(&stager->lock);
+		while (!stager->stop && TAILQ_EMPTY(&stager->submitted) && is_idle(stager))
+			(void)pthread_cond_wait(&stager->more, &stager->lock);
+		bool stop = stager->stop;
+		(void)pthread_mutex_unlock(&stager->lock);
+		if (stop && stop_ns == 0) {
+			struct kvg_job *job;
+
+			take_submitted(stager);
+			TAILQ_FOREACH (job, &stager->active, entry)
+				kvg_job_fail(job, -ESHUTDOWN);
+			stop_ns = kvg_stager_now(stager);
+		}
+		if (stop && (is_idle(stager) || kvg_stager_now(stager) - stop_ns > END_PATIENCE_NS))
+			return NULL;
+		if (!progress)
+			(void)nanosleep(&pause, NULL);
+	}
+}
+
+void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job)
+{
+	assert(job->size > 0 && job->target_count > 0);
+	job->result = 0;
+	job->counts = (struct kvg_job_counts){0};
+	job->next = 0;
+	job->in_flight = 0;
+	job->tail_done = job->ring = false;
+	KV_LOCKED(&stager->lock);
+	TAILQ_INSERT_TAIL(&stager->submitted, job, entry);
+	(void)pthread_cond_signal(&stager->more);
+}
+
+int kvg_stager_fd(const struct kvg_stager *stager)
+{
+	return stager->event_fd;
+}
+
+struct kvg_job *kvg_stager_reap(struct kvg_stager *stager)
+{
+	struct kvg_job *job;
+	uint64_t count;
+	KV_LOCKED(&stager->lock);
+
+	(void)!read(stager->event_fd, &count, sizeof(count));
+	job = TAILQ_FIRST(&stager->done);
+	if (job)
+		TAILQ_REMOVE(&stager->done, job, entry);
+	return job;
+}
+
+/* ---- Life ---- */
+
+static unsigned default_workers(void)
+{
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+	return cpus < 1 ? 1 : (unsigned)kv_min_u64((uint64_t)cpus, WORKERS_DEFAULT_MAX);
+}
+
+static int lanes_new(struct kvg_stager *stager)
+{
+	const struct kvg_backend_ops *ops = stager->backend->ops;
+	kvg_stream streams[KVG_STREAMS_MAX];
+
+	for (unsigned i = 0; i < stager->options.streams; i++) {
+		int r = ops->stream_new(stager->backend, &streams[i]);
+
+		if (r < 0) {
+			while (i > 0)
+				ops->stream_free(stager->backend, streams[--i]);
+			return r;
+		}
+	}
+	/* The lanes of one stream are not neighbours, so that the streams take turns. */
+	stager->lane_count = stager->options.streams * KVG_COPIES_PER_STREAM;
+	for (unsigned i = 0; i < stager->lane_count; i++)
+		stager->lanes[i].stream = streams[i % stager->options.streams];
+	for (unsigned i = 0; i < stager->lane_count; i++) {
+		int r = ops->event_new(stager->backend, &stager->lanes[i].event);
+
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static void lanes_free(struct kvg_stager *stager)
+{
+	const struct kvg_backend_ops *ops = stager->backend->ops;
+
+	for (unsigned i = 0; i < stager->lane_count; i++)
+		ops->event_free(stager->backend, stager->lanes[i].event);
+	for (unsigned i = 0; i < stager->options.streams && stager->lane_count > 0; i++)
+		ops->stream_free(stager->backend, stager->lanes[i].stream);
+}
+
+static void set_defaults(struct kvg_stager_options *options)
+{
+	if (options->slots == 0)
+		options->slots = SLOTS_DEFAULT;
+	if (options->slot_size == 0)
+		options->slot_size = SLOT_SIZE_DEFAULT;
+	if (options->streams == 0)
+		options->streams = STREAMS_DEFAULT;
+	if (options->workers == 0)
+		options->workers = default_workers();
+	if (options->timeout_ms == 0)
+		options->timeout_ms = TIMEOUT_DEFAULT_MS;
+}
+
+static int stager_init(struct kvg_stager *stager)
+{
+	struct kvg_stager_options *options = &stager->options;
+	struct kvg_device_info info;
+	int r;
+
+	stager->backend->ops->info(stager->backend, &info);
+	/* Pieces begin and end anywhere in a segment. */
+	stager->copies_max = (unsigned)(options->slot_size / info.granularity) + 2;
+	stager->copies = calloc(stager->copies_max, sizeof(*stager->copies));
+	stager->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (!stager->copies || stager->event_fd < 0)
+		return stager->copies ? -errno : -ENOMEM;
+	for (unsigned i = 0; i < KVG_PIECES; i++)
+		stager->pieces[i].stager = stager;
+	r = kvg_workers_new(options->inline_workers ? 0 : options->workers, &stager->workers);
+	if (r == 0)
+		r = kvg_workers_new(options->inline_workers ? 0 : RESCUERS, &stager->rescuers);
+	if (r == 0)
+		r = lanes_new(stager);
+	if (r == 0)
+		r = kvg_slots_new(stager);
+	return r;
+}
+
+/* The ring of requests belongs to the thread that uses it. */
+static int queue_new(struct kvg_stager *stager)
+{
+	const struct kvg_stager_options *options = &stager->options;
+
+	if (options->device_count == 0)
+		return 0;
+	return options->io->queue_new(options->io->context, options->devices, options->device_count,
+		KVG_QUEUE_DEPTH, &stager->queue);
+}
+
+struct start {
+	struct kvg_stager *stager;
+	int result;
+	bool known; /* stager's lock */
+};
+
+static void *thread_main(void *arg)
+{
+	struct start *start = arg;
+	struct kvg_stager *stager = start->stager;
+	int r = queue_new(stager);
+
+	{
+		KV_LOCKED(&stager->lock);
+		start->result = r;
+		start->known = true;
+		(void)pthread_cond_broadcast(&stager->more);
+	}
+	if (r < 0)
+		return NULL;
+	(void)stager_main(stager);
+	if (stager->queue && stager->reads == 0)
+		stager->options.io->queue_free(
+			stager->options.io->context, kv_steal_ptr(&stager->queue));
+	return NULL;
+}
+
+static int start_thread(struct kvg_stager *stager)
+{
+	struct start start = {.stager = stager};
+	int r;
+
+	if (stager->options.inline_workers)
+		return queue_new(stager);
+	r = pthread_create(&stager->thread, NULL, thread_main, &start);
+	if (r != 0)
+		return -r;
+	{
+		KV_LOCKED(&stager->lock);
+		while (!start.known)
+			(void)pthread_cond_wait(&stager->more, &stager->lock);
+	}
+	stager->has_thread = start.result == 0;
+	if (start.result < 0)
+		(void)pthread_join(stager->thread, NULL);
+	return start.result;
+}
+
+int kvg_stager_new(const struct kvg_stager_options *options, struct kvg_stager **ret_stager)
+{
+	struct kvg_stager *stager = calloc(1, sizeof(*stager));
+	int r;
+
+	if (!stager)
+		return -ENOMEM;
+	stager->options = *options;
+	set_defaults(&stager->options);
+	stager->backend = options->backend;
+	stager->event_fd = -1;
+	TAILQ_INIT(&stager->active);
+	TAILQ_INIT(&stager->submitted);
+	TAILQ_INIT(&stager->done);
+	(void)pthread_mutex_init(&stager->lock, NULL);
+	(void)pthread_cond_init(&stager->more, NULL);
+	if (stager->options.slots > KVG_SLOTS_MAX || stager->options.streams > KVG_STREAMS_MAX ||
+		stager->options.slot_size % KV_CHUNK_SIZE != 0 ||
+		stager->options.slot_size / KV_CHUNK_SIZE > KVG_SLOT_CHUNKS_MAX)
+		r = -EINVAL;
+	else
+		r = stager_init(stager);
+	if (r == 0)
+		r = start_thread(stager);
+	if (r < 0) {
+		(void)kvg_stager_free(stager);
+		return r;
+	}
+	*ret_stager = stager;
+	return 0;
+}
+
+bool kvg_stager_free(struct kvg_stager *stager)
+{
+	if (!stager)
+		return true;
+	{
+		KV_LOCKED(&stager->lock);
+		stager->stop = true;
+		(void)pthread_cond_broadcast(&stager->more);
+	}
+	if (stager->has_thread)
+		(void)pthread_join(stager->thread, NULL);
+	if (!is_idle(stager)) {
+		(void)kvg_workers_free(stager->workers, true);
+		(void)kvg_workers_free(stager->rescuers, true);
+		return false;
+	}
+	(void)kvg_workers_free(stager->workers, false);
+	(void)kvg_workers_free(stager->rescuers, false);
+	if (stager->queue)
+		stager->options.io->queue_free(stager->options.io->context, stager->queue);
+	kvg_slots_free(stager);
+	lanes_free(stager);
+	if (stager->event_fd >= 0)
+		(void)close(stager->event_fd);
+	(void)pthread_cond_destroy(&stager->more);
+	(void)pthread_mutex_destroy(&stager->lock);
+	free(stager->copies);
+	free(stager);
+	return true;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stager: brings the bytes of files into device memory, at the speed of the link.
+ *
+ * Of a file that is in the DRAM tier: its object is mapped and registered a piece at a time, by
+ * workers, ahead of the copies, which the device then makes by itself. Of others: chunks are read
+ * from the drives into a ring of pinned slots, checked against their sums by workers, and copied,
+ * each slot at its own pace, so that drives and link are busy together. What is not on a drive, and
+ * what could not be read or does not match its sum, is read through the mount, once.
+ *
+ * One thread runs all of it; it sleeps while there is nothing to do. Jobs belong to the caller, who
+ * leaves them alone between submit and reap. Errors: negative errno.
+ */
+#ifndef KVFS_GPU_STAGE_H
+#define KVFS_GPU_STAGE_H
+
+#include <bsd/sys/queue.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fs/device.h"
+#include "fs/gpu_protocol.h"
+#include "gpu/backend.h"
+#include "gpu/watermark.h"
+
+struct kvg_stager;
+
+struct kvg_target {
+	kvg_devptr address;
+	uint64_t size; /* bytes */
+};
+
+/* A chunk of the file: as struct kv_gpu_chunk says, with its extents in the job's array. */
+struct kvg_chunk {
+	uint16_t where; /* enum kv_gpu_where */
+	uint16_t extents;
+	uint32_t first; /* extent */
+	uint64_t sum;
+};
+
+struct kvg_job_counts {
+	uint64_t from_dram; /* bytes */
+	uint64_t from_device;
+	uint64_t from_file;
+	uint64_t checksum_errors;
+};
+
+struct kvg_job {
+	/* The caller's: */
+	uint64_t size;                    /* of the file, bytes; > 0 */
+	const struct kvg_target *targets; /* cover it; what is left of the last one becomes zero */
+	unsigned target_count;
+	int object_fd;                  /* the whole file, in DRAM; or -1: */
+	const struct kvg_chunk *chunks; /* one for each of its chunks */
+	const struct kv_gpu_extent *extents;
+	int file_fd;                     /* to be read through, or -1 */
+	struct kvg_watermark *watermark; /* may be NULL */
+	void *arg;
+	/* At the end: */
+	int result;
+	struct kvg_job_counts counts;
+	/* The stager's: */
+	TAILQ_ENTRY(kvg_job) entry;
+	uint64_t next;      /* first byte that nothing was begun for */
+	unsigned in_flight; /* slots, pieces and copies */
+	bool tail_done;
+	bool ring; /* the object could not be registered: goes by the ring */
+};
+
+struct kvg_stager_options {
+	struct kvg_backend *backend; /* outlives it */
+	const struct kv_io_ops *io;
+	const int *devices; /* the store's, by number: borrowed */
+	unsigned device_count;
+	unsigned slots;      /* of the ring; 0: 16 */
+	uint32_t slot_size;  /* bytes, of whole chunks; 0: 8 MiB */
+	unsigned streams;    /* 0: 2 */
+	unsigned workers;    /* threads for sums and registrations; 0: as many as make sense */
+	unsigned timeout_ms; /* of one read; 0: 5000 */
+	bool inline_workers; /* tests: no threads at all; kvg_stager_step is called by hand */
+};
+
+int kvg_stager_new(const struct kvg_stager_options *options, struct kvg_stager **ret_stager);
+/*
+ * Ends what is under way. False if a read would not end: then its memory stays, and the process had
+ * better end as well. NULL is allowed.
+ */
+bool kvg_stager_free(struct kvg_stager *stager);
+void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job);
+/* Readable when a job has ended. */
+int kvg_stager_fd(const struct kvg_stager *stager);
+/* A job that has ended, or NULL. */
+struct kvg_job *kvg_stager_reap(struct kvg_stager *stager);
+
+/* For tests and benchmarks: one round by hand. True if anything went on. */
+bool kvg_stager_step(struct kvg_stager *stager);
+
+#endif

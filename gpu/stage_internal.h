@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What stage.c (life, jobs, copies), stage_slot.c (the ring) and stage_piece.c (DRAM objects)
+ * share. All of it is the stager's thread's, but for tasks that are under way.
+ */
+#ifndef KVFS_GPU_STAGE_INTERNAL_H
+#define KVFS_GPU_STAGE_INTERNAL_H
+
+#include "fs/base.h"
+#include "gpu/stage.h"
+#include "gpu/workers.h"
+
+#define KVG_COPIES_PER_STREAM 2u
+#define KVG_STREAMS_MAX 8u
+#define KVG_SLOTS_MAX 256u
+#define KVG_SLOT_CHUNKS_MAX 64u
+#define KVG_PIECES 4u
+#define KVG_PIECE_SIZE (UINT64_C(64) << 20)
+#define KVG_QUEUE_DEPTH KV_RING_DEPTH_MAX
+
+struct kvg_slot;
+struct kvg_piece;
+
+/* A copy under way. */
+struct kvg_lane {
+	struct kvg_event *event;
+	kvg_stream stream;
+	bool busy;
+	struct kvg_job *job;
+	struct kvg_slot *slot;   /* or */
+	struct kvg_piece *piece; /* or neither: the tail */
+	uint64_t offset;         /* in the file */
+};
+
+enum kvg_slot_state {
+	KVG_SLOT_FREE,
+	KVG_SLOT_READING,
+	KVG_SLOT_CHECKING, /* a worker computes sums */
+	KVG_SLOT_RESCUING, /* a worker reads through the mount */
+	KVG_SLOT_READY,
+	KVG_SLOT_COPYING,
+};
+
+/* One chunk within a slot. */
+struct kvg_slot_chunk {
+	unsigned left; /* reads */
+	bool failed;   /* could not be read, or does not match */
+	bool rescued;
+};
+
+struct kvg_slot {
+	struct kvg_task task; /* first member: the worker's */
+	struct kvg_stager *stager;
+	enum kvg_slot_state state;
+	struct kvg_job *job; /* NULL: given up; free when the reads and the task have ended */
+	uint8_t *memory;
+	uint64_t offset; /* in the file */
+	uint64_t length; /* bytes of the file in it */
+	int64_t deadline_ns;
+	unsigned left; /* reads under way */
+	struct kv_io *ios;
+	unsigned io_count;
+	unsigned io_capacity;
+	unsigned submitted; /* of them, in order */
+	struct kvg_slot_chunk chunks[KVG_SLOT_CHUNKS_MAX];
+	int task_fd; /* the worker's own: the job, and its descriptors, may end before it does */
+	unsigned mismatches; /* found by the worker */
+};
+
+enum kvg_piece_state {
+	KVG_PIECE_FREE,
+	KVG_PIECE_REGISTERING,
+	KVG_PIECE_COPYING,
+	KVG_PIECE_ENDING,
+};
+
+/* A stretch of a DRAM object that is mapped and registered. */
+struct kvg_piece {
+	struct kvg_task task; /* first member */
+	struct kvg_stager *stager;
+	enum kvg_piece_state state;
+	struct kvg_job *job;
+	int fd;
+	uint64_t offset; /* in the file */
+	uint64_t length;
+	uint64_t next; /* bytes of it that copies were begun for */
+	unsigned copies;
+	void *memory;
+	int result;
+};
+
+TAILQ_HEAD(kvg_job_queue, kvg_job);
+
+struct kvg_stager {
+	struct kvg_stager_options options;
+	struct kvg_backend *backend;
+	struct kv_io_queue *queue; /* NULL: no devices */
+	struct kvg_workers *workers;
+	struct kvg_workers *rescuers;
+	uint8_t *ring;
+	bool ring_registered;
+	unsigned chunks_per_slot;
+	struct kvg_slot *slots;
+	struct kvg_piece pieces[KVG_PIECES];
+	struct kvg_lane lanes[KVG_STREAMS_MAX * KVG_COPIES_PER_STREAM];
+	unsigned lane_count;
+	struct kvg_copy *copies; /* for one call */
+	unsigned copies_max;
+	struct kvg_job_queue active;
+	unsigned reads; /* in the queue */
+
+	pthread_t thread;
+	bool has_thread;
+	int event_fd;
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	struct kvg_job_queue submitted; /* lock */
+	struct kvg_job_queue done;      /* lock */
+	bool stop;                      /* lock */
+};
+
+int64_t kvg_stager_now(const struct kvg_stager *stager);
+/* Ends JOB with ERROR (the first one counts) when nothing of it is under way any more. */
+void kvg_job_fail(struct kvg_job *job, int error);
+/* Begins to copy LENGTH bytes at HOST to OFFSET of JOB's targets. NULL: no lane is free. */
+struct kvg_lane *kvg_copy_begin(struct kvg_stager *stager, struct kvg_job *job, const void *host,
+	uint64_t offset, uint64_t length);
+
+/* ---- stage_slot.c ---- */
+
+int kvg_slots_new(struct kvg_stager *stager);
+void kvg_slots_free(struct kvg_stager *stager);
+/* Puts what is next of JOB into slots that are free. */
+bool kvg_slots_begin(struct kvg_stager *stager, struct kvg_job *job);
+bool kvg_slots_step(struct kvg_stager *stager);
+/* Its copy has ended. */
+void kvg_slot_copied(struct kvg_slot *slot);
+/* Whether none is in use. */
+bool kvg_slots_idle(const struct kvg_stager *stager);
+/* Lowest byte of JOB that is in a slot, or END. */
+uint64_t kvg_slots_lowest(const struct kvg_stager *stager, const struct kvg_job *job, uint64_t end);
+
+/* ---- stage_piece.c ---- */
+
+bool kvg_pieces_begin(struct kvg_stager *stager, struct kvg_job *job);
+bool kvg_pieces_step(struct kvg_stager *stager);
+void kvg_piece_copied(struct kvg_piece *piece);
+bool kvg_pieces_idle(const struct kvg_stager *stager);
+
+#endif

@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU helper with real processes: on the host backend, and on a fake driver that checks every call."""
+import errno
+import os
+import random
+import signal
+
+import gpu
+import pytest
+from data import MIB, blob, get, put
+from gpu import EARLY, NOSTAGE, REVOCABLE, Engine, Raw
+from gpufixtures import (EVERYWHERE, FAKE, HOST, SIZE, SMALL, cold, digest, engine_of, helper,
+                         mode, packed_ticket, pytest_generate_tests, start, store)  # noqa: F401
+from procs import NOBODY, as_nobody, eventually, in_child
+from syscalls import fails
+
+
+# ---- Bytes ----
+
+
+@EVERYWHERE
+def test_map__three_engines_share_one_copy(helper):
+    path = store(helper, "f", data := blob(1, SIZE))
+    engines = [engine_of(helper) for _ in range(3)]
+    for engine in engines:
+        engine.send("map", str(path))
+    for engine in engines:
+        key, size, version = engine.receive()
+        assert (size, version) == (SIZE, helper.kv.stat(path)["version"])
+        assert engine.digest(key) == digest(data)
+    stats = helper.stats()
+    assert (stats["staged"], stats["misses"], stats["hits"]) == (1, 1, 2)
+    assert stats["staged_bytes"] == stats["from_dram_bytes"] == SIZE
+    assert stats["used"] == 22 * MIB and stats["maps"] == 3
+    for engine in engines:
+        engine.unmap(1)
+    assert eventually(lambda: helper.stats()["maps"] == 0)
+    assert helper.stats()["resident"] == 1, "it stays for the next one"
+
+
+@EVERYWHERE
+def test_map__a_cold_file_comes_from_the_drives(helper):
+    """With a hole; nothing of it goes through DRAM."""
+    path = helper.kv.mnt / "f"
+    with open(path, "wb") as f:
+        f.write(blob(1, 5 * MIB + 17))
+        f.seek(9 * MIB)
+        f.write(blob(2, 3 * MIB + 1))
+    cold(helper, path)
+    filled = helper.kv.counter("fill_bytes")
+    helper.kv.kvfs("gpu", "warm", path, "--socket", helper.socket)
+    stats = helper.stats()
+    assert stats["from_device_bytes"] >= 8 * MIB and stats["from_dram_bytes"] == 0
+    assert helper.kv.counter("fill_bytes") == filled
+    engine = engine_of(helper)
+    assert engine.read(engine.map(str(path))[0]) == get(path)
+    assert helper.stats()["staged"] == 1
+
+
+def test_map__a_range_of_a_file(start):
+    helper = start("--segment", "4M")
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    for off, length in ((0, 1), (SIZE - 1, 1), (4 * MIB - 1, 2), (5 * MIB + 3, 9 * MIB), (7, 0)):
+        key, size, _ = engine.map(str(path), off, length)
+        assert size == (length or SIZE - off)
+        assert engine.read(key) == data[off:off + size]
+        engine.unmap(key)
+    for off, length in ((SIZE, 1), (SIZE, 0), (0, SIZE + 1), (2**64 - 1, 9)):
+        fails(errno.EINVAL, engine.map, str(path), off, length)
+
+
+def test_map__memory_cannot_be_written_to(helper):
+    """A store through the mapping ends that engine, and no other sees it."""
+    path = store(helper, "f", data := blob(1, SIZE))
+    bad, good = Engine(helper), engine_of(helper)
+    bad.map(str(path))
+    key = good.map(str(path))[0]
+    bad.send("poke", 1)
+    status = bad.child.collect()
+    assert os.WTERMSIG(status) == signal.SIGSEGV
+    os.close(bad.requests)
+    os.close(bad.replies)
+    assert good.digest(key) == digest(data)
+    assert eventually(lambda: helper.stats()["maps"] == 1)
+
+
+@HOST
+def test_map__more_segments_than_a_packet_holds(start, fresh):
+    if os.sysconf("SC_AVPHYS_PAGES") * 4096 < 3 << 30:
+        pytest.skip("needs 3 GiB of free memory")
+    helper = start("--segment", "2M", "--hbm", "600M")
+    path, size = helper.kv.mnt / "f", 520 * MIB
+    with open(path, "wb") as f:
+        f.truncate(size)
+        f.seek(510 * MIB)
+        f.write(b"end")
+    engine = engine_of(helper)
+    key, length, _ = engine.map(str(path))
+    assert length == size
+    assert engine.read(key, 510 * MIB, 4) == b"end\0" and engine.read(key, 300 * MIB, 9) == bytes(9)
+
+
+@FAKE
+def test_map__early_shows_what_is_there(start):
+    helper = start(*SMALL)
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    helper.tell("hold")
+    key = engine.map(str(path), 0, 0, EARLY)[0]
+    fails(errno.ETIMEDOUT, engine.wait, key, 1, 0.2)
+    helper.tell()
+    engine.wait(key, SIZE, 30)
+    assert engine.digest(key) == digest(data)
+    late = engine.map(str(path), 0, 0, EARLY)[0]
+    engine.wait(late, SIZE, 0)
+
+
+@EVERYWHERE
+def test_map__damaged_bytes_are_never_given(helper):
+    """The daemon, asked for what does not match, takes the file away; the engine gets an error."""
+    path = store(helper, "f", blob(1, SIZE))
+    cold(helper, path)
+    _, device, offset, _ = helper.kv.extents(path)[0]
+    with open(helper.kv.device_path(device), "r+b") as f:
+        f.seek(offset + 5)
+        f.write(b"damage")
+    helper.kv.expect_errors("checksum mismatch")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    raw = Raw(helper)
+    ticket = packed_ticket(fd)
+    kind, _, status, _, fds = raw.ask(gpu.MAP, ticket, [fd])
+    assert (kind, status) == (gpu.MAP, 0)
+    # The daemon may have taken the file away before the staging has ended.
+    while kind != gpu.READY:
+        kind, _, status, _, _ = raw.receive()
+        assert kind in (gpu.READY, gpu.INVALID)
+    assert status == -errno.EIO
+    raw.send(gpu.UNMAP, map_id=1)
+    for other in (*fds, fd):
+        os.close(other)
+    raw.close()
+    stats = helper.stats()
+    assert stats["checksum_errors"] == 1 and stats["failed"] == 1
+    eventually(lambda: helper.stats()["used"] == 0)
+    assert not path.exists()
+
+
+# ---- Refusals ----
+
+
+def test_map__refuses_with_a_reason(helper):
+    engine = engine_of(helper)
+    small = store(helper, "small", b"x" * 100)
+    large = helper.kv.mnt / "large"
+    with open(large, "wb") as f:
+        f.truncate(300 * MIB)
+    fails(errno.ERANGE, engine.map, str(small))
+    fails(errno.E2BIG, engine.map, str(large))
+    path = store(helper, "f", blob(1, SIZE))
+    fails(errno.ENODATA, engine.map, str(path), 0, 0, NOSTAGE)
+    engine.map(str(path))
+    engine.map(str(path), 0, 0, NOSTAGE)
+    fails(errno.EXDEV, engine.map, __file__)
+    assert helper.stats()["refused"] >= 3
+
+
+def test_map__refuses_bad_descriptors(helper, fresh):
+    """Whatever is passed, in any number: an error each, and the helper goes on."""
+    path = store(helper, "f", blob(1, SIZE))
+    put(helper.kv.mnt / "g", b"g")
+    other = fresh()
+    put(other.mnt / "f", blob(1, SIZE))
+    raw, ends = Raw(helper), os.pipe()
+    good = os.open(path, os.O_RDONLY)
+    wrong = {os.open(path, os.O_PATH): errno.EBADF,
+             os.open(helper.kv.mnt / "g", os.O_WRONLY): errno.EACCES,
+             os.open(other.mnt / "f", os.O_RDONLY): errno.EXDEV,
+             os.open(__file__, os.O_RDONLY): errno.EXDEV,
+             os.open(other.mnt, os.O_RDONLY): errno.EXDEV,
+             os.open("/dev/null", os.O_RDONLY): errno.EXDEV,
+             ends[0]: errno.EXDEV, ends[1]: errno.EACCES,
+             os.open(helper.kv.mnt, os.O_RDONLY): errno.ESTALE,
+             good: errno.ESTALE}
+    dice = random.Random(1)
+    for i in range(1000):
+        fd = dice.choice(list(wrong))
+        kind = dice.choice([gpu.MAP, gpu.PREFETCH, gpu.EVICT, gpu.STAT])
+        _, _, status, _, _ = raw.ask(kind, dice.randbytes(40), [fd], request=i)
+        assert status == -wrong[fd], (os.readlink(f"/proc/self/fd/{fd}"), kind)
+    assert raw.ask(gpu.MAP, bytes(40))[2] == -errno.EBADF, "no descriptor at all"
+    for fd in wrong:
+        os.close(fd)
+    raw.close()
+    # What holds a descriptor of the mount would keep it from ending.
+    fds = os.listdir(f"/proc/{helper.process.pid}/fd")
+    links = [os.readlink(f"/proc/{helper.process.pid}/fd/{fd}") for fd in fds]
+    assert not [link for link in links if str(helper.kv.mnt) in link], links
+    assert helper.stats()["malformed"] == 0
+
+
+@pytest.mark.parametrize("bad", ["short", "magic", "type", "reply", "unmap", "descriptors"])
+def test_client__nonsense_ends_it_alone(helper, bad):
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine, raw = engine_of(helper), Raw(helper)
+    key = engine.map(str(path))[0]
+    if bad == "short":
+        raw.socket.send(b"kvg1")
+    elif bad == "magic":
+        raw.socket.send(bytes(64))
+    elif bad == "type":
+        raw.send(99)
+    elif bad == "reply":
+        raw.send(gpu.HELLO, flags=1)
+    elif bad == "unmap":
+        raw.send(gpu.UNMAP, map_id=7)
+    else:
+        raw.send(gpu.HELLO, fds=[0] * 20)
+    with pytest.raises(OSError):
+        raw.receive()
+    raw.close()
+    assert engine.digest(key) == digest(data)
+    assert helper.stats()["malformed"] == 1
+
+
+def test_map__a_ticket_is_its_users_alone(start):
+    helper = start("--group", "nogroup")
+    path = store(helper, "f", blob(1, SIZE))
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+
+        def steal():
+            raw = Raw(helper)
+            return raw.ask(gpu.MAP, ticket, [f.fileno()])[2]
+
+        assert in_child(steal, uid=NOBODY, gid=NOBODY) == -errno.EACCES
+
+
+def test_map__users_have_copies_of_their_own(start):
+    helper = start("--group", "nogroup")
+    path = store(helper, "f", data := blob(1, SIZE))
+    root, nobody = engine_of(helper), engine_of(helper, uid=NOBODY, gid=NOBODY)
+    for engine in (root, nobody):
+        assert engine.digest(engine.map(str(path))[0]) == digest(data)
+    stats = helper.stats()
+    assert stats["entries"] == 2 and stats["used"] == 2 * 22 * MIB
+
+
+@HOST
+def test_socket__is_for_the_same_user_without_a_group(helper):
+    assert os.stat(helper.socket).st_mode & 0o777 == 0o600
+    fails(errno.EACCES, as_nobody, lambda: Raw(helper).close())
+
+
+# ---- Room ----
+
+
+def fill(helper, count, size=60 * MIB):
+    return [str(store(helper, f"f{i}", blob(i, size))) for i in range(count)]
+
+
+def test_room__what_was_used_longest_ago_goes(helper):
+    paths = fill(helper, 5)
+    engine = engine_of(helper)
+    for path in paths[:4]:
+        engine.unmap(engine.map(path)[0])
+    engine.unmap(engine.map(paths[0])[0])
+    key = engine.map(paths[4])[0]
+    assert engine.read(key, 0, 100) == blob(4, 100)
+    assert engine.stats(paths[1])["asked_resident"] == 0
+    assert engine.stats(paths[0])["asked_resident"] == 60 * MIB
+    assert engine.stats()["evicted"] == 1
+
+
+def test_room__mapped_files_stay_and_the_engine_pulls(helper):
+    paths = fill(helper, 5)
+    engine = engine_of(helper)
+    for path in paths[:4]:
+        engine.map(path)
+    fails(errno.ENOSPC, engine.map, paths[4])
+    engine.unmap(2)
+    engine.map(paths[4])
+    assert engine.read(1, 0, 9) == blob(0, 9)
+
+
+def test_revoke__makes_room_when_engines_agree(helper):
+    paths = fill(helper, 5)
+    polite, other = engine_of(helper), engine_of(helper)
+    for path in paths[:4]:
+        polite.map(path, 0, 0, REVOCABLE)
+    fails(errno.ENOSPC, other.map, paths[4])
+    (key, event, ms), = polite.events(10)
+    assert (key, event) == (1, 1) and 0 < ms <= 2000
+    polite.unmap(1)
+    eventually(lambda: helper.stats()["maps"] == 3)
+    assert other.read(other.map(paths[4])[0], 0, 9) == blob(4, 9)
+
+
+def test_revoke__who_ignores_it_pays(helper):
+    """After two seconds the bytes are on its account, also when it hangs up; they are free when it dies."""
+    paths = fill(helper, 5)
+    bad, good = Engine(helper), engine_of(helper)
+    for path in paths[:4]:
+        bad.map(path, 0, 0, REVOCABLE)
+    fails(errno.ENOSPC, good.map, paths[4])
+    eventually(lambda: helper.stats()["orphaned"] == 60 * MIB)
+    fails(errno.EDQUOT, bad.map, paths[1])
+    bad.hang_up()
+    eventually(lambda: helper.stats()["clients"] == 2)  # the other one, and this call's
+    assert helper.stats()["orphaned"] == 60 * MIB
+    bad.reconnect(str(helper.socket), helper.kind)
+    fails(errno.EDQUOT, bad.map, paths[1])
+    assert bad.read(1, 0, 9) == blob(0, 9), "nothing was taken from it"
+    bad.stop(kill=True)
+    eventually(lambda: helper.stats()["orphaned"] == 0)
+    assert good.read(good.map(paths[4])[0], 0, 9) == blob(4, 9)
+
+
+@FAKE
+def test_room__no_device_memory_at_any_point(start):
+    """Every allocation fails once: the engine gets ENOSPC, and the next try works."""
+    helper = start("--segment", "4M")
+    path = str(store(helper, "f", data := blob(1, SIZE)))
+    engine = engine_of(helper)
+    for nth in range(1, 5):
+        for call in ("cuMemCreate", "cuMemMap"):
+            helper.tell(f"fail {call}:{nth}:2")
+            try:
+                engine.unmap(engine.map(path)[0])
+            except OSError as e:
+                assert e.errno == errno.ENOSPC
+            helper.tell()
+            key = engine.map(path)[0]
+            assert engine.digest(key) == digest(data)
+            engine.unmap(key)
+            eventually(lambda: helper.stats()["maps"] == 0)
+            engine.evict(path)
+
+
+@HOST
+def test_room__one_client_cannot_have_all_mappings(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    raw = Raw(helper)
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+        for i in range(4097):
+            kind, _, status, _, fds = raw.ask(gpu.MAP, ticket, [f.fileno()], request=i)
+            while kind == gpu.READY:
+                kind, _, status, _, fds = raw.receive()
+            for fd in fds:
+                os.close(fd)
+            assert status == (0 if i < 4096 else -errno.EMFILE)
+        other = engine_of(helper)
+        other.map(str(path))
+        assert helper.stats()["maps"] == 4097
+        for i in range(4096):
+            raw.send(gpu.UNMAP, map_id=i + 1)
+    raw.close()
+
+
+# ---- Changes ----
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("change", ["rewrite", "unlink", "replace", "evict", "retire"])
+def test_invalid__is_told_and_old_bytes_stay(helper, change):
+    kv = helper.kv
+    (kv.mnt / "d").mkdir()
+    path = store(helper, "d/f", data := blob(1, SIZE))
+    kv.settle()
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    if change == "rewrite":
+        put(path, blob(2, SIZE))
+    elif change == "unlink":
+        path.unlink()
+    elif change == "replace":
+        put(kv.mnt / "d" / "other", blob(2, SIZE))
+        os.rename(kv.mnt / "d" / "other", path)
+    elif change == "evict":
+        eventually(lambda: kv.kvfs("evict", "--force", path, check=False).returncode == 0)
+    else:
+        kv.kvfs("retire", kv.mnt / "d")
+    assert [e[:2] for e in engine.events(20)] == [(key, 2)]
+    assert engine.digest(key) == digest(data)
+    if change in ("rewrite", "replace"):
+        new = engine.map(str(path))[0]
+        assert engine.digest(new) == digest(blob(2, SIZE))
+    engine.unmap(key)
+    expected = 22 * MIB if change in ("rewrite", "replace") else 0
+    eventually(lambda: helper.stats()["used"] == expected)
+    assert helper.stats()["invalidated"] == 1
+
+
+@FAKE
+def test_change__while_it_is_being_staged(start):
+    """Who asked for the old version gets it whole; who asks now gets the new one."""
+    helper = start(*SMALL)
+    path = store(helper, "f", blob(1, SIZE))
+    old, new = engine_of(helper), engine_of(helper)
+    helper.tell("hold")
+    key = old.map(str(path), 0, 0, EARLY)[0]
+    put(path, blob(2, SIZE))
+    new_key = new.map(str(path), 0, 0, EARLY)[0]
+    helper.tell()
+    for engine, k, seed in ((old, key, 1), (new, new_key, 2)):
+        engine.wait(k, SIZE, 30)
+        assert engine.digest(k) == digest(blob(seed, SIZE))
+
+
+# ---- Deaths ----
+
+
+def test_engine__killed_gives_everything_back(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    engine = Engine(helper)
+    engine.map(str(path))
+    engine.map(str(path))
+    engine.stop(kill=True)
+    eventually(lambda: helper.stats()["maps"] == 0)
+    assert helper.stats()["resident"] == 1
+
+
+@FAKE
+def test_engine__killed_while_it_waits(start):
+    helper = start(*SMALL)
+    path = store(helper, "f", data := blob(1, SIZE))
+    helper.tell("hold")
+    engine = Engine(helper)
+    engine.send("map", str(path))
+    eventually(lambda: helper.stats()["maps"] == 1)
+    engine.stop(kill=True)
+    eventually(lambda: helper.stats()["maps"] == 0)
+    helper.tell()
+    eventually(lambda: helper.stats()["resident"] == 1)
+    other = engine_of(helper)
+    assert other.digest(other.map(str(path))[0]) == digest(data)
+
+
+def test_helper__killed_leaves_engines_what_they_have(helper):
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    helper.kill()
+    fails(errno.EPIPE, engine.dispatch)
+    fails(errno.EPIPE, engine.map, str(path))
+    assert engine.digest(key) == digest(data)
+    helper.start()
+    engine.reconnect(str(helper.socket), helper.kind)
+    new = engine.map(str(path))[0]
+    assert engine.digest(new) == engine.digest(key) == digest(data)
+    assert helper.kv.status(), "the daemon did not mind"
+
+
+@FAKE
+def test_helper__killed_while_engines_wait(start):
+    helper = start(*SMALL)
+    path = store(helper, "f", blob(1, SIZE))
+    early, waiting = engine_of(helper), engine_of(helper)
+    helper.tell("hold")
+    key = early.map(str(path), 0, 0, EARLY)[0]
+    waiting.send("map", str(path))
+    eventually(lambda: helper.stats()["maps"] == 2)
+    helper.kill()
+    with pytest.raises(OSError) as e:
+        waiting.receive()
+    assert e.value.errno == errno.EPIPE
+    fails(errno.EPIPE, early.wait, key, 1, 30)
+    # What the dead one held of the file is free.
+    eventually(lambda: helper.kv.kvfs("evict", "--force", path, check=False).returncode == 0)
+    helper.tell()
+    helper.start()
+
+
+@FAKE
+def test_device__lost_ends_the_helper_and_nobody_else(start):
+    """A sticky error: who waits is told, exit status 70, old mappings live on."""
+    helper = start()
+    old, path = store(helper, "old", data := blob(1, SIZE)), store(helper, "f", blob(2, SIZE))
+    engine = engine_of(helper)
+    key = engine.map(str(old))[0]
+    helper.tell("fail cuEventQuery:1:700")
+    with pytest.raises(OSError) as e:
+        engine.map(str(path))
+    assert e.value.errno in (errno.EIO, errno.EPIPE)
+    assert helper.process.wait(30) == 70
+    helper.ends = 70
+    assert engine.digest(key) == digest(data)
+
+
+def test_daemon__killed_leaves_engines_what_they_have(helper):
+    """After the next mount the helper is there again by itself, and trusts nothing from before."""
+    path = store(helper, "f", data := blob(1, SIZE))
+    helper.kv.settle()
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    helper.kv.kill()
+    eventually(lambda: helper.stats()["daemon"] == 0)
+    assert engine.digest(key) == digest(data)
+    helper.kv.mount()
+    eventually(lambda: helper.stats()["daemon"] == 1)
+    assert [e[:2] for e in engine.events(10)] == [(key, 2)]
+    assert engine.digest(engine.map(str(path))[0]) == digest(data)
+    assert helper.stats()["misses"] == 2
+
+
+def test_daemon__gone_for_long_makes_everything_unsure(start):
+    helper = start("--unsure", "1s")
+    path = store(helper, "f", data := blob(1, SIZE))
+    helper.kv.settle()
+    engine = engine_of(helper)
+    key = engine.map(str(path))[0]
+    helper.kv.kill()
+    assert [e[:2] for e in engine.events(20)] == [(key, 2)]
+    assert engine.digest(key) == digest(data), "who has it keeps it"
+    assert helper.stats()["entries"] == 0
+    helper.kv.mount()
+
+
+def test_daemon__unmounts_while_files_are_in_device_memory(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    engine = engine_of(helper)
+    engine.map(str(path))
+    helper.kv.remount()
+    assert engine.read(1, 0, 9) == blob(1, 9)

@@ -1,0 +1,783 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stager: right bytes in every case, faults, and how near its defaults come to the speed of
+ * link and drives. Time is simulated: a link of 55.6 GB/s with gaps of 2 us, drives of 14 GB/s.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <xxhash.h>
+
+#include "gpu/stage.h"
+#include "tests/unit/unit_fs.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define SEGMENT (64 * MIB)
+#define DRIVES 8u
+#define IOS_MAX 512u
+#define LINK_BYTES_PER_US 55600.0
+#define LINK_GAP_US 2.0
+#define DRIVE_BYTES_PER_US 14000.0
+#define DRIVE_LATENCY_US 80.0
+
+static struct {
+	double now_us;
+	double link_free_us;
+	double drive_free_us[DRIVES];
+	double stream_us[2]; /* end of what is in it; [0] of the first stream */
+	struct {
+		struct kv_io *io;
+		double end_us;
+	} ios[IOS_MAX];
+	unsigned io_count;
+	unsigned reads;
+	bool timed;          /* nothing is moved, only counted */
+	int device_fd;       /* all drives are windows of it */
+	unsigned fail_reads; /* the next ones */
+	unsigned short_reads;
+	unsigned flip_reads;
+	bool hang; /* reads do not end */
+	unsigned refuse_registers;
+	unsigned registered;
+	uint64_t longest_register;
+	unsigned fail_copies;
+	unsigned copies;
+} sim;
+
+static struct kvg_backend_ops ops;
+static struct kvg_backend *backend;
+
+/* ---- The drives ---- */
+
+static int sim_queue_new(void *context, const int *handles, unsigned count, unsigned depth,
+	struct kv_io_queue **ret_queue)
+{
+	(void)context;
+	(void)handles;
+	(void)count;
+	(void)depth;
+	*ret_queue = (struct kv_io_queue *)&sim;
+	return 0;
+}
+
+static void sim_queue_free(void *context, struct kv_io_queue *queue)
+{
+	(void)context;
+	(void)queue;
+	assert_int_equal(sim.io_count, 0);
+}
+
+static int sim_submit(void *context, struct kv_io_queue *queue, struct kv_io *io)
+{
+	double *drive = &sim.drive_free_us[io->device];
+	double start = sim.now_us + DRIVE_LATENCY_US;
+
+	(void)context;
+	(void)queue;
+	if (sim.io_count == 256)
+		return -EAGAIN;
+	if (start < *drive)
+		start = *drive;
+	*drive = start + io->length / DRIVE_BYTES_PER_US;
+	sim.ios[sim.io_count].io = io;
+	sim.ios[sim.io_count++].end_us = *drive;
+	sim.reads++;
+	return 0;
+}
+
+static bool sim_strike(unsigned *counter)
+{
+	if (*counter == 0)
+		return false;
+	--*counter;
+	return true;
+}
+
+static int sim_transfer(const struct kv_io *io)
+{
+	if (sim_strike(&sim.fail_reads))
+		return -EIO;
+	if (!sim.timed)
+		assert_int_equal(pread(sim.device_fd, io->memory, io->length,
+					 (off_t)(io->offset + io->device * (UINT64_C(1) << 30))),
+			io->length);
+	if (sim_strike(&sim.flip_reads))
+		((uint8_t *)io->memory)[io->length / 2] ^= 1;
+	return sim_strike(&sim.short_reads) ? (int)io->length / 2 : (int)io->length;
+}
+
+static int sim_reap(void *context, struct kv_io_queue *queue, bool wait,
+	struct kv_io_completion *ret_completions, unsigned capacity)
+{
+	unsigned count = 0;
+
+	(void)context;
+	(void)queue;
+	assert_false(wait);
+	for (unsigned i = 0; i < sim.io_count && count < capacity && !sim.hang;) {
+		if (sim.ios[i].end_us > sim.now_us) {
+			i++;
+			continue;
+		}
+		ret_completions[count].io = sim.ios[i].io;
+		ret_completions[count++].result = sim_transfer(sim.ios[i].io);
+		sim.ios[i] = sim.ios[--sim.io_count];
+	}
+	return (int)count;
+}
+
+static int64_t sim_clock(void *context)
+{
+	(void)context;
+	return (int64_t)(sim.now_us * 1000);
+}
+
+static const struct kv_io_ops sim_io = {
+	.queue_new = sim_queue_new,
+	.queue_free = sim_queue_free,
+	.submit = sim_submit,
+	.reap = sim_reap,
+	.clock_ns = sim_clock,
+};
+
+/* ---- The link ---- */
+
+struct sim_event {
+	double end_us;
+};
+
+static unsigned streams_made;
+
+static int sim_stream_new(struct kvg_backend *b, kvg_stream *ret_stream)
+{
+	(void)b;
+	*ret_stream = &sim.stream_us[streams_made++ % 2];
+	return 0;
+}
+
+static void sim_stream_free(struct kvg_backend *b, kvg_stream stream)
+{
+	(void)b;
+	(void)stream;
+}
+
+static int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind kind,
+	const struct kvg_copy *copies, size_t count)
+{
+	uint64_t bytes = 0;
+
+	assert_int_equal(kind, KVG_COPY_TO_DEVICE);
+	if (sim_strike(&sim.fail_copies))
+		return -EIO;
+	for (size_t i = 0; i < count; i++)
+		bytes += copies[i].size;
+	if (sim.link_free_us < sim.now_us)
+		sim.link_free_us = sim.now_us;
+	sim.link_free_us += LINK_GAP_US + (double)bytes / LINK_BYTES_PER_US;
+	*(double *)stream = sim.link_free_us;
+	sim.copies++;
+	return sim.timed ? 0 : kvg_backend_host.copy(b, NULL, kind, copies, count);
+}
+
+static int sim_fill(
+	struct kvg_backend *b, kvg_stream stream, kvg_devptr to, uint8_t byte, uint64_t size)
+{
+	*(double *)stream = sim.now_us;
+	return sim.timed ? 0 : kvg_backend_host.fill(b, NULL, to, byte, size);
+}
+
+static int sim_event_new(struct kvg_backend *b, struct kvg_event **ret_event)
+{
+	(void)b;
+	*ret_event = calloc(1, sizeof(struct sim_event));
+	return 0;
+}
+
+static int sim_event_record(struct kvg_backend *b, struct kvg_event *event, kvg_stream stream)
+{
+	(void)b;
+	((struct sim_event *)event)->end_us = *(double *)stream;
+	return 0;
+}
+
+static int sim_event_query(struct kvg_backend *b, struct kvg_event *event)
+{
+	(void)b;
+	return ((struct sim_event *)event)->end_us <= sim.now_us ? 0 : -EAGAIN;
+}
+
+static int sim_register(struct kvg_backend *b, void *memory, uint64_t size, unsigned flags)
+{
+	if (sim_strike(&sim.refuse_registers))
+		return -ENOMEM;
+	sim.registered++;
+	if (size > sim.longest_register)
+		sim.longest_register = size;
+	return kvg_backend_host.host_register(b, memory, size, flags);
+}
+
+static void sim_unregister(struct kvg_backend *b, void *memory)
+{
+	(void)b;
+	(void)memory;
+	sim.registered--;
+}
+
+/* ---- A file ---- */
+
+struct file {
+	struct kvg_job job;
+	uint64_t size;
+	uint8_t *content;
+	uint8_t *device; /* memory of the segments */
+	struct kvg_target *targets;
+	struct kvg_chunk *chunks;
+	struct kv_gpu_extent *extents;
+	struct kvg_watermark mark;
+	int fd;
+};
+
+static struct kvg_stager *stager;
+
+static int setup(void **state)
+{
+	const struct kvg_backend_open open = {0};
+	char reasons[256];
+
+	(void)state;
+	memset(&sim, 0, sizeof(sim));
+	streams_made = 0;
+	sim.device_fd = memfd_create("drives", MFD_CLOEXEC);
+	if (ftruncate(sim.device_fd, (off_t)(DRIVES * (UINT64_C(1) << 30))) < 0 ||
+		kvg_backend_choose("host", &open, &backend, reasons, sizeof(reasons)) < 0)
+		return -1;
+	ops = kvg_backend_host;
+	ops.stream_new = sim_stream_new;
+	ops.stream_free = sim_stream_free;
+	ops.copy = sim_copy;
+	ops.fill = sim_fill;
+	ops.event_new = sim_event_new;
+	ops.event_record = sim_event_record;
+	ops.event_query = sim_event_query;
+	ops.host_register = sim_register;
+	ops.host_unregister = sim_unregister;
+	backend->ops = &ops;
+	return 0;
+}
+
+static void start(unsigned drives, unsigned slots)
+{
+	const int devices[DRIVES] = {0};
+	const struct kvg_stager_options options = {
+		.backend = backend,
+		.io = &sim_io,
+		.devices = devices,
+		.device_count = drives,
+		.slots = slots,
+		.inline_workers = true,
+	};
+
+	assert_int_equal(kvg_stager_new(&options, &stager), 0);
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	if (!kvg_stager_free(stager))
+		return -1;
+	stager = NULL;
+	(void)close(sim.device_fd);
+	kvg_backend_close(backend);
+	return sim.registered == 0 ? 0 : -1;
+}
+
+/* Chunk I is on drive I mod DRIVES, in two extents that leave its block 100 out if SPLIT. */
+static void place_chunk(struct file *file, uint32_t i, unsigned drives, bool split)
+{
+	struct kvg_chunk *chunk = &file->chunks[i];
+	struct kv_gpu_extent *extents = &file->extents[2 * i];
+	uint64_t at = (uint64_t)i << 20, length = file->size - at < MIB ? file->size - at : MIB;
+	uint8_t *block = calloc(1, MIB);
+	uint32_t whole = (uint32_t)((length + 4095) & ~UINT64_C(4095));
+	XXH3_state_t *sum = XXH3_createState();
+
+	if (file->content)
+		memcpy(block, file->content + at, length);
+	extents[0] = (struct kv_gpu_extent){
+		.offset = (uint64_t)(i / drives) * 2 * MIB + 4096,
+		.length = split ? 100 * 4096 : whole,
+		.device = (uint16_t)(i % drives),
+	};
+	extents[1] = (struct kv_gpu_extent){
+		.offset = extents[0].offset + MIB,
+		.length = split ? whole - 101 * 4096 : 0,
+		.device = extents[0].device,
+		.block = 101,
+	};
+	*chunk = (struct kvg_chunk){
+		.where = KV_GPU_DEVICE, .first = 2 * i, .extents = split ? 2 : 1};
+	(void)XXH3_64bits_reset(sum);
+	for (unsigned k = 0; k < chunk->extents; k++) {
+		const uint8_t *from = block + (size_t)extents[k].block * 4096;
+
+		(void)XXH3_64bits_update(sum, from, extents[k].length);
+		if (!sim.timed)
+			assert_int_equal(pwrite(sim.device_fd, from, extents[k].length,
+						 (off_t)(extents[k].offset +
+							 extents[k].device * (UINT64_C(1) << 30))),
+				extents[k].length);
+	}
+	chunk->sum = XXH3_64bits_digest(sum);
+	XXH3_freeState(sum);
+	free(block);
+}
+
+static void file_init(struct file *file, uint64_t size, unsigned drives)
+{
+	uint32_t count = (uint32_t)((size + MIB - 1) >> 20);
+	unsigned targets = (unsigned)((size + SEGMENT - 1) / SEGMENT);
+	uint64_t room = (size + 2 * MIB - 1) & ~(2 * MIB - 1);
+
+	memset(file, 0, sizeof(*file));
+	file->size = size;
+	file->fd = memfd_create("file", MFD_CLOEXEC);
+	assert_int_equal(ftruncate(file->fd, (off_t)size), 0);
+	file->chunks = calloc(count, sizeof(*file->chunks));
+	file->extents = calloc(2ul * count, sizeof(*file->extents));
+	file->targets = calloc(targets, sizeof(*file->targets));
+	if (!sim.timed) {
+		file->content = malloc(size);
+		file->device = malloc(room);
+		memset(file->device, 0xdd, room);
+		for (uint64_t i = 0; i < size; i++)
+			file->content[i] = (uint8_t)(i * 7 ^ i >> 9 ^ i >> 17);
+		/* One hole, and a block that was never written. */
+		if (count > 3) {
+			memset(file->content + 2 * MIB, 0, MIB);
+			memset(file->content + MIB + 100 * 4096, 0, 4096);
+		}
+		assert_int_equal(pwrite(file->fd, file->content, size, 0), size);
+	}
+	for (uint32_t i = 0; i < count; i++)
+		place_chunk(file, i, drives, file->content && count > 3 && i == 1);
+	if (file->content && count > 3)
+		file->chunks[2] = (struct kvg_chunk){.where = KV_GPU_HOLE};
+	for (unsigned i = 0; i < targets; i++)
+		file->targets[i] = (struct kvg_target){
+			.address = (kvg_devptr)(uintptr_t)file->device + i * SEGMENT,
+			.size = room - i * SEGMENT < SEGMENT ? room - i * SEGMENT : SEGMENT,
+		};
+	file->job = (struct kvg_job){
+		.size = size,
+		.targets = file->targets,
+		.target_count = targets,
+		.object_fd = -1,
+		.chunks = file->chunks,
+		.extents = file->extents,
+		.file_fd = -1,
+		.watermark = &file->mark,
+	};
+}
+
+static void file_done(struct file *file)
+{
+	free(file->content);
+	free(file->device);
+	free(file->targets);
+	free(file->chunks);
+	free(file->extents);
+	(void)close(file->fd);
+}
+
+static double next_end(void)
+{
+	double next = sim.now_us + 1e6;
+
+	for (unsigned i = 0; i < sim.io_count && !sim.hang; i++)
+		if (sim.ios[i].end_us > sim.now_us && sim.ios[i].end_us < next)
+			next = sim.ios[i].end_us;
+	for (unsigned i = 0; i < 2; i++)
+		if (sim.stream_us[i] > sim.now_us && sim.stream_us[i] < next)
+			next = sim.stream_us[i];
+	/* A link that is used in turns: an earlier copy may end before the streams' last ones. */
+	if (next > sim.now_us + 50 && (sim.io_count > 0 || sim.link_free_us > sim.now_us))
+		next = sim.hang ? next : sim.now_us + 10;
+	return next;
+}
+
+/* Until the next job ends. */
+static struct kvg_job *run(void)
+{
+	struct kvg_job *job;
+
+	for (unsigned i = 0; i < 10000000; i++) {
+		bool progress = kvg_stager_step(stager);
+
+		job = kvg_stager_reap(stager);
+		if (job)
+			return job;
+		if (!progress)
+			sim.now_us = next_end();
+	}
+	fail_msg("the job does not end");
+	return NULL;
+}
+
+static int stage(struct file *file)
+{
+	kvg_stager_submit(stager, &file->job);
+	assert_ptr_equal(run(), &file->job);
+	return file->job.result;
+}
+
+static void assert_staged(const struct file *file)
+{
+	uint64_t room = (file->size + 2 * MIB - 1) & ~(2 * MIB - 1);
+
+	assert_memory_equal(file->device, file->content, file->size);
+	for (uint64_t i = file->size; i < room; i++)
+		assert_int_equal(file->device[i], 0);
+}
+
+/* ---- Bytes ---- */
+
+/* From drives: holes, blocks that were never written, odd ends; and nothing of others behind it. */
+static void test_stage__brings_bytes_from_drives(void **state)
+{
+	static const uint64_t sizes[] = {2 * MIB, 4 * MIB + 1, 29 * MIB + 4095, 70 * MIB + 123};
+	struct file file;
+
+	(void)state;
+	start(3, 4);
+	for (unsigned i = 0; i < 4; i++) {
+		file_init(&file, sizes[i], 3);
+		assert_int_equal(stage(&file), 0);
+		assert_staged(&file);
+		assert_true(file.job.counts.from_device > 0);
+		assert_int_equal(file.job.counts.from_file, 0);
+		file_done(&file);
+	}
+}
+
+/* From an object in DRAM, in pieces that are registered and let go. */
+static void test_stage__brings_bytes_from_dram(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start(0, 4);
+	file_init(&file, 70 * MIB + 77, 1);
+	file.job.object_fd = file.fd;
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(file.job.counts.from_dram, file.size);
+	assert_true(sim.longest_register <= KVG_REGISTER_MAX);
+	assert_int_equal(sim.reads, 0);
+	file_done(&file);
+}
+
+/* What cannot be registered goes by the ring, from any piece on. */
+static void test_stage__copies_by_the_ring_what_cannot_be_registered(void **state)
+{
+	(void)state;
+	start(0, 4);
+	for (unsigned refuse = 1; refuse < 3; refuse++) {
+		struct file file;
+
+		file_init(&file, 70 * MIB + 77, 1);
+		file.job.object_fd = file.fd;
+		sim.refuse_registers = refuse;
+		assert_int_equal(stage(&file), 0);
+		assert_staged(&file);
+		sim.refuse_registers = 0;
+		file_done(&file);
+	}
+}
+
+/* Several at once, of both kinds. */
+static void test_stage__stages_many_files_at_once(void **state)
+{
+	struct file files[6];
+
+	(void)state;
+	start(3, 4);
+	for (unsigned i = 0; i < 6; i++) {
+		file_init(&files[i], 5 * MIB * (i + 1) + i, 3);
+		/* All are on the same drives: only one of them can be there. */
+		if (i != 5)
+			files[i].job.object_fd = files[i].fd;
+		kvg_stager_submit(stager, &files[i].job);
+	}
+	for (unsigned i = 0; i < 6; i++)
+		assert_int_equal(run()->result, 0);
+	for (unsigned i = 0; i < 6; i++) {
+		assert_staged(&files[i]);
+		file_done(&files[i]);
+	}
+}
+
+/* The watermark only grows, never runs ahead of the bytes, and leaves the end to the caller. */
+static void test_stage__watermark_follows_the_bytes(void **state)
+{
+	struct file file;
+	uint64_t last = 0, changes = 0;
+
+	(void)state;
+	start(3, 4);
+	for (unsigned object = 0; object < 2; object++) {
+		file_init(&file, 66 * MIB, 3);
+		file.job.object_fd = object ? file.fd : -1;
+		kvg_stager_submit(stager, &file.job);
+		last = changes = 0;
+		for (;;) {
+			bool progress = kvg_stager_step(stager);
+			uint64_t mark = file.mark.staged;
+
+			assert_true(mark >= last && mark < file.size);
+			changes += mark > last;
+			assert_memory_equal(file.device + last, file.content + last, mark - last);
+			last = mark;
+			if (kvg_stager_reap(stager))
+				break;
+			if (!progress)
+				sim.now_us = next_end();
+		}
+		assert_true(changes > 5);
+		file_done(&file);
+	}
+}
+
+/* ---- Faults ---- */
+
+/* What a drive does not give, or gives wrong, is read through the mount once. */
+static void test_stage__reads_through_the_mount_what_fails(void **state)
+{
+	unsigned *faults[] = {&sim.fail_reads, &sim.short_reads, &sim.flip_reads};
+
+	(void)state;
+	start(3, 4);
+	for (unsigned i = 0; i < 3; i++) {
+		struct file file;
+
+		file_init(&file, 20 * MIB + 5, 3);
+		file.job.file_fd = file.fd;
+		*faults[i] = 2;
+		assert_int_equal(stage(&file), 0);
+		assert_staged(&file);
+		/* Both reads may have been of one chunk. */
+		assert_true(
+			file.job.counts.from_file == MIB || file.job.counts.from_file == 2 * MIB);
+		assert_int_equal(file.job.counts.checksum_errors,
+			i == 2 ? file.job.counts.from_file / MIB : 0);
+		file_done(&file);
+	}
+}
+
+/* Without that, or if it is no better, the staging fails; wrong bytes never pass. */
+static void test_stage__fails_when_bytes_are_not_to_be_had(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start(3, 4);
+	file_init(&file, 20 * MIB, 3);
+	sim.flip_reads = 1;
+	assert_int_equal(stage(&file), -EIO);
+	sim.fail_reads = 1;
+	assert_int_equal(stage(&file), -EIO);
+	file.job.file_fd = file.fd;
+	assert_int_equal(ftruncate(file.fd, MIB), 0);
+	sim.fail_reads = 20;
+	assert_int_equal(stage(&file), -EIO);
+	sim.fail_reads = 0;
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	file_done(&file);
+}
+
+/* Chunks that are only in the mount's memory are read through it. */
+static void test_stage__reads_through_the_mount_what_is_on_no_drive(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start(3, 4);
+	file_init(&file, 9 * MIB + 1, 3);
+	file.chunks[4] = file.chunks[9] = (struct kvg_chunk){.where = KV_GPU_FILE};
+	file.job.file_fd = file.fd;
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(file.job.counts.from_file, MIB + 1);
+	file_done(&file);
+}
+
+/* Extents that lead out of their chunk, or to a drive that is not there. */
+static void test_stage__refuses_insane_extents(void **state)
+{
+	struct kv_gpu_extent good;
+	struct file file;
+
+	(void)state;
+	start(3, 4);
+	file_init(&file, 9 * MIB, 3);
+	good = file.extents[8];
+	file.extents[8].device = 3;
+	assert_int_equal(stage(&file), -EPROTO);
+	file.extents[8] = good;
+	file.extents[8].block = 1;
+	assert_int_equal(stage(&file), -EPROTO);
+	file.extents[8] = good;
+	file.extents[8].length = 100;
+	assert_int_equal(stage(&file), -EPROTO);
+	file.extents[8] = good;
+	assert_int_equal(stage(&file), 0);
+	file_done(&file);
+}
+
+/* A drive that hangs fails its files only; the slots it may still write to are not used. */
+static void test_stage__gives_up_a_drive_that_hangs(void **state)
+{
+	struct file file, object;
+	double began;
+
+	(void)state;
+	start(3, 2);
+	file_init(&file, 9 * MIB, 3);
+	file_init(&object, 20 * MIB, 3);
+	sim.hang = true;
+	began = sim.now_us;
+	assert_int_equal(stage(&file), -ETIMEDOUT);
+	assert_true(sim.now_us - began >= 5e6);
+	object.job.object_fd = object.fd;
+	assert_int_equal(stage(&object), 0);
+	assert_staged(&object);
+	/* Both slots are in the drive's hands. */
+	kvg_stager_submit(stager, &file.job);
+	for (unsigned i = 0; i < 100; i++)
+		assert_false(kvg_stager_step(stager) && kvg_stager_reap(stager));
+	assert_int_equal(file.job.next, 0);
+	sim.hang = false;
+	assert_ptr_equal(run(), &file.job);
+	assert_int_equal(file.job.result, 0);
+	assert_staged(&file);
+	file_done(&file);
+	file_done(&object);
+}
+
+/* A copy that fails ends its job, from both kinds of source. */
+static void test_stage__reports_a_failed_copy(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start(3, 4);
+	file_init(&file, 30 * MIB, 3);
+	for (unsigned object = 0; object < 2; object++) {
+		file.job.object_fd = object ? file.fd : -1;
+		sim.fail_copies = 1;
+		assert_int_equal(stage(&file), -EIO);
+		sim.fail_copies = 0;
+		assert_int_equal(stage(&file), 0);
+		assert_staged(&file);
+	}
+	file_done(&file);
+}
+
+/* ---- Speed ---- */
+
+/* Fraction of BYTES_PER_US at which a file of 2 GiB comes in. */
+static double fraction(unsigned drives, bool object, double bytes_per_us)
+{
+	struct file file;
+	double began, took;
+
+	sim.timed = true;
+	start(drives, 0);
+	file_init(&file, 2048 * MIB, drives > 0 ? drives : 1);
+	file.job.object_fd = object ? file.fd : -1;
+	began = sim.now_us;
+	assert_int_equal(stage(&file), 0);
+	took = sim.now_us - began;
+	file_done(&file);
+	print_message("%.3f of the link or the drives\n", (double)file.size / took / bytes_per_us);
+	return (double)file.size / took / bytes_per_us;
+}
+
+/* At least 95 % of the link out of DRAM. */
+static void test_stage__fills_the_link_from_dram(void **state)
+{
+	(void)state;
+	assert_true(fraction(0, true, LINK_BYTES_PER_US) >= 0.95);
+}
+
+/* At least 90 % of the link from eight drives, which are twice as fast. */
+static void test_stage__fills_the_link_from_drives(void **state)
+{
+	(void)state;
+	assert_true(fraction(8, false, LINK_BYTES_PER_US) >= 0.90);
+}
+
+/* At least 90 % of the drives where they are the slower ones. */
+static void test_stage__fills_slow_drives(void **state)
+{
+	(void)state;
+	assert_true(fraction(2, false, 2 * DRIVE_BYTES_PER_US) >= 0.90);
+}
+
+/* ---- With threads, on a real file ---- */
+
+static void test_stage__works_with_threads(void **state)
+{
+	struct kvg_stager_options options = {.io = kv_io_real(), .device_count = 1, .slots = 3};
+	struct file files[2];
+
+	(void)state;
+	ops = kvg_backend_host;
+	options.backend = backend;
+	options.devices = &sim.device_fd;
+	assert_int_equal(kvg_stager_new(&options, &stager), 0);
+	file_init(&files[0], 45 * MIB + 3, 1);
+	file_init(&files[1], 67 * MIB + 3, 1);
+	/* The same drive holds the second one now. */
+	files[0].job.object_fd = files[0].fd;
+	for (unsigned i = 0; i < 2; i++)
+		kvg_stager_submit(stager, &files[i].job);
+	for (unsigned ended = 0; ended < 2;) {
+		struct pollfd fd = {.fd = kvg_stager_fd(stager), .events = POLLIN};
+
+		assert_int_equal(poll(&fd, 1, 60000), 1);
+		while (kvg_stager_reap(stager))
+			ended++;
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		assert_int_equal(files[i].job.result, 0);
+		assert_staged(&files[i]);
+		file_done(&files[i]);
+	}
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(test_stage__##name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(brings_bytes_from_drives),
+		TEST(brings_bytes_from_dram),
+		TEST(copies_by_the_ring_what_cannot_be_registered),
+		TEST(stages_many_files_at_once),
+		TEST(watermark_follows_the_bytes),
+		TEST(reads_through_the_mount_what_fails),
+		TEST(fails_when_bytes_are_not_to_be_had),
+		TEST(reads_through_the_mount_what_is_on_no_drive),
+		TEST(refuses_insane_extents),
+		TEST(gives_up_a_drive_that_hangs),
+		TEST(reports_a_failed_copy),
+		TEST(fills_the_link_from_dram),
+		TEST(fills_the_link_from_drives),
+		TEST(fills_slow_drives),
+		TEST(works_with_threads),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
