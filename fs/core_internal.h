@@ -374,6 +374,7 @@ struct kv_core {
 		uint64_t ended;             /* rounds */
 		_Atomic int64_t evicted_ms; /* last eviction */
 		uint64_t held;   /* freed blocks that readers keep; the evictor's thread's own */
+		int64_t own_ms;  /* its last eviction; its own, too */
 		uint64_t barren; /* number of the last round that found nothing to evict */
 		bool kicked;
 		bool stop;

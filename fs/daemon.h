@@ -51,6 +51,7 @@ struct kv_daemon {
 	pthread_t next_thread; /* waits for the word that another daemon is to go on */
 	bool has_next_thread;
 	_Atomic bool draining; /* it ends, and another daemon will go on; see resume.h */
+	_Atomic bool ending;   /* it ends, and none will */
 	_Atomic uint64_t changes[KV_CHANGES_MAX]; /* numbers of the requests that change something
 						   */
 	int fuse_fd;                              /* until the session has it */

@@ -319,6 +319,7 @@ int kv_devices_flush(struct kv_devices *devices, unsigned number)
 	atomic_store_explicit(&device->flush_since_ms, kv_monotonic_ms(), memory_order_relaxed);
 	r = devices->ops->flush(devices->ops->context, device->handle);
 	atomic_store_explicit(&device->flush_since_ms, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->answered_ms, kv_monotonic_ms(), memory_order_relaxed);
 	if (r < 0) {
 		struct kv_io io = {.kind = KV_IO_WRITE, .device = (uint16_t)number};
 

@@ -50,6 +50,7 @@ struct kv_device {
 	_Atomic uint64_t written;
 	_Atomic uint64_t flushed;
 	_Atomic int64_t flush_since_ms; /* of the flush under way, or 0 */
+	_Atomic int64_t answered_ms;    /* when a transfer or a flush last ended */
 	_Atomic int64_t oldest_ms;      /* since when something is without an answer, or 0 */
 	struct kv_log_limit limit;
 };

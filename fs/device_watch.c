@@ -5,6 +5,9 @@
 #include "fs/device.h"
 #include "fs/device_internal.h"
 
+/* So many times the time-out: what is under way for longer is lost, whatever else is answered. */
+#define LOST_FACTOR 4u
+
 uint64_t kv_devices_slow(const struct kv_devices *devices)
 {
 	return atomic_load_explicit(&devices->slow, memory_order_relaxed);
@@ -43,6 +46,20 @@ static void log_change(struct kv_devices *devices, uint64_t before, uint64_t aft
 	}
 }
 
+/*
+ * Since when the device has been silent, by what is under way on it since OLDEST. One that answers
+ * others meanwhile has a long queue; but what is as old as that is lost.
+ */
+static int64_t silent_since(const struct kv_device *device, int64_t oldest, uint64_t hung_ms)
+{
+	int64_t answered = atomic_load_explicit(&device->answered_ms, memory_order_relaxed);
+	int64_t latest = oldest + (int64_t)(LOST_FACTOR * hung_ms);
+
+	if (oldest == 0 || answered <= oldest)
+		return oldest;
+	return answered < latest ? answered : latest;
+}
+
 bool kv_devices_watch(
 	struct kv_devices *devices, int64_t now_ms, uint64_t slow_ms, uint64_t hung_ms)
 {
@@ -60,6 +77,7 @@ bool kv_devices_watch(
 
 		if (flush > 0 && (oldest[i] == 0 || flush < oldest[i]))
 			oldest[i] = flush;
+		oldest[i] = silent_since(device, oldest[i], hung_ms);
 		atomic_store_explicit(&device->oldest_ms, oldest[i], memory_order_relaxed);
 		if (oldest[i] == 0 || oldest[i] > now_ms)
 			continue;

@@ -358,7 +358,8 @@ static uint64_t coming_blocks(struct kv_core *core)
 	struct kv_evictor *evictor = &core->evictor;
 	uint64_t freed = room_of(core).freed;
 
-	evictor->held = kv_monotonic_ms() - atomic_load(&evictor->evicted_ms) < PINNED_MS
+	/* Evictions for quotas go on elsewhere: they say nothing of what is waited for here. */
+	evictor->held = kv_monotonic_ms() - evictor->own_ms < PINNED_MS
 				? kv_min_u64(evictor->held, freed)
 				: freed;
 	return freed - evictor->held;
@@ -426,6 +427,8 @@ static bool evict_until(struct kv_core *core, uint64_t wanted, struct kv_evictio
 	};
 	if (have < wanted)
 		kv_evict_files(core, ret_eviction);
+	if (ret_eviction->evicted > 0)
+		core->evictor.own_ms = kv_monotonic_ms();
 	/* Freed blocks may be used again when the freeing is durable. */
 	(void)kv_index_wait(core->index, kv_index_sequence(core->index));
 	return ret_eviction->evicted > 0;

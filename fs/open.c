@@ -100,6 +100,9 @@ int kv_chunk_allocate_rest(struct kv_version *version, uint32_t number)
 		return r;
 	if (slot->flags & KV_SLOT_BUSY || kv_slot_has_all_pages(slot, used))
 		return 0;
+	/* Evicted again meanwhile: pages without its content are not to be had. */
+	if (slot->state != KV_CHUNK_HOLE && !kv_slot_is_resident(slot))
+		return 0;
 	if (!(slot->flags & KV_SLOT_SPARSE))
 		kv_slot_pages(slot, &have);
 	kv_bits_set(&pages.add, 0, used);

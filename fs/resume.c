@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include "fs/handle.h"
+#include "fs/kvfs_ioctl.h"
 #include "fs/log.h"
 #include "fs/node.h"
 #include "fs/passthrough.h"
@@ -87,9 +88,6 @@ static bool has_handle(uint32_t opcode)
 	switch (opcode) {
 	case OP_READ:
 	case OP_FSYNC:
-	case OP_GETLK:
-	case OP_SETLK:
-	case OP_SETLKW:
 	case OP_IOCTL:
 	case OP_FALLOCATE:
 	case OP_LSEEK:
@@ -98,6 +96,16 @@ static bool has_handle(uint32_t opcode)
 	default:
 		return false;
 	}
+}
+
+static bool is_lock(uint32_t opcode)
+{
+	return opcode == OP_GETLK || opcode == OP_SETLK || opcode == OP_SETLKW;
+}
+
+static uint32_t ioctl_command(const struct in_header *request)
+{
+	return (uint32_t)(word_at(request, sizeof(uint64_t)) >> 32);
 }
 
 /* What to answer about a file that is lost to this daemon; 1: nothing, libfuse sees to it. */
@@ -129,8 +137,13 @@ static int answer_old(struct kv_daemon *daemon, struct in_header *request, struc
 		return 1;
 	if (request->opcode == OP_OPEN)
 		return -ESTALE;
+	/* Nothing is kept by these handles that only their end would take away. */
 	if (request->opcode == OP_RELEASE || request->opcode == OP_FLUSH)
 		return 0;
+	if (is_lock(request->opcode))
+		return -ENOLCK;
+	if (request->opcode == OP_IOCTL && ioctl_command(request) == KVFS_IOC_TICKET)
+		return -ESTALE;
 	if (has_handle(request->opcode) && request->length >= sizeof(*request) + sizeof(uint64_t)) {
 		uint64_t handle = (uintptr_t)kv_node_old_handle(daemon, node);
 
@@ -232,18 +245,24 @@ static bool is_quiet(struct kv_daemon *daemon)
 int kv_resume_drain(struct kv_daemon *daemon, unsigned wait_ms)
 {
 	int64_t until = kv_monotonic_ms() + wait_ms;
-	int r = 0;
+	int sync, r = 0;
 
 	atomic_store(&daemon->draining, true);
-	while (!is_quiet(daemon)) {
+	while (!is_quiet(daemon) && !atomic_load(&daemon->ending)) {
 		if (kv_monotonic_ms() > until) {
 			r = -EBUSY;
 			break;
 		}
 		(void)usleep(DRAIN_POLL_MS * 1000);
 	}
-	(void)kv_core_sync(daemon->core);
-	return r;
+	do
+		sync = atomic_load(&daemon->ending) ? -ECANCELED : kv_core_sync(daemon->core);
+	while (sync < 0 && sync != -ECANCELED && kv_monotonic_ms() < until);
+	if (sync < 0 && sync != -ECANCELED)
+		kv_log_error("resume",
+			"not everything could be written, what is lacking is lost: %s",
+			strerror(-sync));
+	return sync == -ECANCELED ? sync : r;
 }
 
 /* ---- The connection ---- */
@@ -357,10 +376,13 @@ static void resume_one(void *arg, uint64_t id, const struct kv_takeover_record *
 {
 	struct resuming *resuming = arg;
 
-	if (kv_node_resume(resuming->daemon, id, record) == 0)
+	if (kv_node_resume(resuming->daemon, id, record) == 0) {
 		resuming->nodes++;
-	else
-		resuming->lost++;
+		return;
+	}
+	resuming->lost++;
+	/* For good: a number that was not committed is given to other content. */
+	kv_takeover_set_version(resuming->daemon->takeover, id, UINT64_MAX);
 }
 
 int kv_resume_nodes(struct kv_daemon *daemon)

@@ -142,6 +142,8 @@ static void complete(struct kv_ring *ring, struct slot *slot, int result)
 	struct kv_io *io = &slot->io;
 	uint32_t moved;
 
+	atomic_store_explicit(&ring->devices->device[io->device].answered_ms, kv_monotonic_ms(),
+		memory_order_relaxed);
 	if (result == -EINTR || result == -EAGAIN) {
 		retry(ring, slot, -EIO);
 		return;

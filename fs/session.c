@@ -283,7 +283,10 @@ static void *next_main(void *arg)
 		number = sigwaitinfo(&signals, NULL);
 	(void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	kv_log_info("resume", "making way for the next daemon");
-	if (kv_resume_drain(daemon, DRAIN_MS) < 0)
+	int r = kv_resume_drain(daemon, DRAIN_MS);
+	if (r == -ECANCELED)
+		return NULL;
+	if (r < 0)
 		kv_log_warning("resume",
 			"files are still open for writing: their writers will get EIO files=%llu",
 			(unsigned long long)kv_nodes_writers(daemon->nodes));
@@ -314,6 +317,7 @@ int kv_session_loop(struct kv_daemon *daemon)
 void kv_session_stop(struct kv_daemon *daemon)
 {
 	if (daemon->has_next_thread) {
+		atomic_store(&daemon->ending, true);
 		(void)pthread_cancel(daemon->next_thread);
 		(void)pthread_join(daemon->next_thread, NULL);
 		daemon->has_next_thread = false;

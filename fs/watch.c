@@ -20,7 +20,7 @@ uint64_t kv_watch_slow_ms(const struct kv_core *core)
 
 bool kv_core_gives_up(struct kv_core *core, int64_t since_ms)
 {
-	if (kv_devices_slow(core->devices) == 0 ||
+	if (kv_devices_hung(core->devices) == 0 ||
 		kv_monotonic_ms() - since_ms < (int64_t)core->options.io_timeout_ms)
 		return false;
 	kv_stat_add(&core->stats->io_timeouts, 1);

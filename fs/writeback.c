@@ -402,6 +402,12 @@ static void wait_for_work(struct kv_core *core)
 		(void)kv_cond_wait_ms(&core->writeback.work, &core->writeback.lock, ms);
 }
 
+/* Queue locked. Also at the end nothing is left behind: a slow device may answer yet. */
+static bool is_done(const struct kv_core *core)
+{
+	return core->writeback.stop && TAILQ_EMPTY(&core->writeback.queue);
+}
+
 static void worker_loop(struct kv_worker *worker)
 {
 	struct kv_core *core = worker->core;
@@ -413,15 +419,16 @@ static void worker_loop(struct kv_worker *worker)
 		{
 			KV_LOCKED(&core->writeback.lock);
 			while (!(count = may_write(core) ? take_versions(core, versions) : 0) &&
-				!core->writeback.stop) {
-				bool spills = wants_spill(core) && may_write(core);
+				!is_done(core)) {
+				bool spills = wants_spill(core) && may_write(core) &&
+					      !core->writeback.stop;
 
 				if (spills && !idle)
 					break;
 				wait_for_work(core);
 				idle = false;
 			}
-			if (!count && core->writeback.stop)
+			if (!count && is_done(core))
 				return;
 			core->writeback.spill = false;
 		}

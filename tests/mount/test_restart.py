@@ -5,6 +5,7 @@ Callers wait meanwhile. A kill takes along what a crash does: what was not durab
 written. A planned restart (SIGHUP to the supervisor) takes nothing.
 """
 import errno
+import fcntl
 import mmap
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 
 import pytest
 from data import MIB, blob, get, put, put_synced
+from ioctls import command
 from kvmount import MountFailed, mount_device
 from procs import Child, eventually, run
 from syscalls import fails
@@ -116,6 +118,40 @@ def test_writers_get_eio_from_a_kill(make):
         fails(errno.EIO, os.close, fd)
     assert os.listdir(kv.mnt) == ["old"]
     assert get(kv.mnt / "old") == b"old"
+
+
+def test_locks_and_tickets_are_not_to_be_had_from_before(make):
+    """Only the end of a descriptor of before would end them, and nobody hears of that."""
+    kv = make()
+    put_synced(kv.mnt / "f", b"data")
+    kv.settle()
+    before = os.open(kv.mnt / "f", os.O_RDONLY)
+    ask(kv)
+    fails(errno.ENOLCK, fcntl.flock, before, fcntl.LOCK_SH)
+    fails(errno.ENOLCK, fcntl.lockf, before, fcntl.LOCK_SH)
+    fails(errno.ESTALE, fcntl.ioctl, before, command(6, 48), bytearray(48))
+    with open(kv.mnt / "f", "rb") as now:
+        fcntl.flock(now, fcntl.LOCK_SH)
+        fcntl.ioctl(now, command(6, 48), bytearray(48))
+    assert os.pread(before, 9, 0) == b"data"
+    os.close(before)
+    with open(kv.mnt / "f", "rb") as now:
+        fcntl.flock(now, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_end_comes_first(make):
+    """An end that is asked for while a planned restart waits for writers is an end."""
+    kv = make()
+    writer = os.open(kv.mnt / "f", os.O_CREAT | os.O_WRONLY)
+    os.write(writer, b"half")
+    os.kill(kv.pid, signal.SIGHUP)
+    eventually(lambda: "making way" in kv.log(), what="the restart to begin")
+    os.kill(kv.pid, signal.SIGTERM)
+    assert kv.daemon.wait(15) == 0
+    fails(errno.ENOTCONN, os.close, writer)
+    kv.destroy()
+    kv.mount()
+    assert not (kv.mnt / "f").exists()
 
 
 def test_a_planned_restart_waits_for_writers(make, agent):

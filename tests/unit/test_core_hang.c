@@ -390,6 +390,39 @@ static void test_core_hang__writers_get_eio(void **state)
 	unit_done(&unit);
 }
 
+static void *answer_late(void *arg)
+{
+	(void)usleep(TIMEOUT_MS * 1500);
+	atomic_store(&hang.transfers, 0);
+	return arg;
+}
+
+/* A device that answers after the end has stopped waiting for it, but is not over yet: all that was
+ * published is there, also what was not even begun. */
+static void test_core_hang__the_end_writes_what_it_can(void **state)
+{
+	struct unit unit;
+	pthread_t thread;
+
+	(void)state;
+	hang_init(&unit, one);
+	atomic_store(&hang.transfers, 1);
+	uint64_t begun = unit_put(&unit, "begun", MIB, 1);
+	struct kv_file *file = unit_file(&unit, begun);
+	struct kv_version *version = unit_current(file);
+	assert_int_equal(kv_version_sync(version), -EIO);
+	kv_version_unref(version);
+	kv_file_put(file);
+	uint64_t queued = unit_put(&unit, "queued", MIB, 2);
+	assert_int_equal(pthread_create(&thread, NULL, answer_late, NULL), 0);
+	unit_unmount(&unit);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	unit_mount(&unit);
+	unit_expect_file(&unit, begun, MIB, 1);
+	unit_expect_file(&unit, queued, MIB, 2);
+	unit_done(&unit);
+}
+
 /* In a process of its own, which cannot free what the device has. */
 static int end_while_hung(void)
 {
@@ -436,6 +469,7 @@ int main(void)
 		cmocka_unit_test(test_core_hang__writes_go_elsewhere),
 		cmocka_unit_test(test_core_hang__flush),
 		cmocka_unit_test(test_core_hang__writers_get_eio),
+		cmocka_unit_test(test_core_hang__the_end_writes_what_it_can),
 		cmocka_unit_test(test_core_hang__the_end_comes),
 	};
 

@@ -70,6 +70,27 @@ static void test_core_pages__blocks_take_their_pages(void **state)
 	unit_done(&unit);
 }
 
+/* A chunk that was evicted before its last pages were asked for gets none: they would be zeros. */
+static void test_core_pages__evicted_chunks_get_no_pages(void **state)
+{
+	struct unit unit;
+
+	(void)state;
+	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 64 * MIB});
+	uint64_t ino = unit_put(&unit, "file", 2 * MIB, 1);
+	unit_sync(&unit);
+	unit_chill(&unit);
+	struct kv_file *file = unit_file(&unit, ino);
+	struct kv_version *version = unit_current(file);
+	assert_int_equal(unit_charged(&unit), 0);
+	assert_int_equal(kv_chunk_allocate_rest(version, 0), 0);
+	assert_int_equal(unit_charged(&unit), 0);
+	unit_expect_pattern(version, 2 * MIB, 0, 1);
+	kv_version_unref(version);
+	kv_file_put(file);
+	unit_done(&unit);
+}
+
 /* A write that goes on where the last one ended, and one of most of a chunk, take whole chunks: a
  * pool that is filled from its start on has huge pages. */
 static void test_core_pages__streams_take_chunks(void **state)
@@ -370,6 +391,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_core_pages__blocks_take_their_pages),
+		cmocka_unit_test(test_core_pages__evicted_chunks_get_no_pages),
 		cmocka_unit_test(test_core_pages__streams_take_chunks),
 		cmocka_unit_test(test_core_pages__from_the_start_then_apart),
 		cmocka_unit_test(test_core_pages__sync_keeps_pages),
