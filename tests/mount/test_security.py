@@ -181,13 +181,21 @@ def test_s2_ioctl_fuzz_by_another_user(kv):
     assert get(public) == MARKER * 1000
 
 
-def test_s2_no_sockets(kv):
-    """All control is by calls on files, whose modes decide: there is nothing to connect to."""
+def test_s2_one_socket_for_gpu_helpers(kv):
+    """Else all control is by calls on files, whose modes decide; and that one is the owner's."""
     links = [os.readlink(f"/proc/{kv.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{kv.pid}/fd")]
     inodes = set(re.findall(r"socket:\[(\d+)\]", " ".join(links)))
     with open("/proc/net/unix", encoding="ascii", errors="replace") as table:
-        bound = {line.split()[6] for line in list(table)[1:] if len(line.split()) > 7}
-    assert not inodes & bound
+        bound = {line.split()[6]: line.split()[7] for line in list(table)[1:] if len(line.split()) > 7}
+    assert {os.path.basename(bound[i]) for i in inodes & set(bound)} == {"gpu.sock"}
+    assert os.stat(kv.store).st_mode & 0o777 == 0o700
+    assert os.stat(kv.store / "gpu.sock").st_mode & 0o777 == 0o600
+
+    def connect():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+            one.connect(os.fspath(kv.store / "gpu.sock"))
+
+    fails(errno.EACCES, as_nobody, connect)
 
 
 def exhaust(path, count):
