@@ -133,24 +133,6 @@ int kv_repair_each(struct kv_repair *repair, enum kv_table table, kv_repair_reco
 
 /* ---- Copying ---- */
 
-static bool is_bad(const struct kv_repair *repair, uint64_t ino)
-{
-	size_t from = 0;
-	size_t to = repair->what->bad_count;
-
-	while (from < to) {
-		size_t middle = from + (to - from) / 2;
-
-		if (repair->what->bad[middle] == ino)
-			return true;
-		if (repair->what->bad[middle] < ino)
-			from = middle + 1;
-		else
-			to = middle;
-	}
-	return false;
-}
-
 static void copy_head(
 	struct kv_repair *repair, const struct kv_key *key, const void *value, size_t size)
 {
@@ -166,8 +148,7 @@ static void copy_head(
 }
 
 /* Whether the record can be decoded, as far as it can be told without others. */
-static bool copy_wanted(
-	const struct kv_repair *repair, const struct kv_key *key, const void *value, size_t size)
+static bool copy_wanted(const struct kv_key *key, const void *value, size_t size)
 {
 	struct kv_inode inode;
 	struct kv_dirent_record dirent;
@@ -178,8 +159,7 @@ static bool copy_wanted(
 
 	switch (key->bytes[0]) {
 	case KV_TABLE_INODE:
-		return kv_inode_decode(kv_key_a(key), value, size, &inode, &head) == 0 &&
-		       !is_bad(repair, kv_key_a(key));
+		return kv_inode_decode(kv_key_a(key), value, size, &inode, &head) == 0;
 	case KV_TABLE_DIRENT:
 		return kv_dirent_decode(value, size, &dirent) == 0;
 	case KV_TABLE_LINK:
@@ -205,7 +185,7 @@ static int copy_record(
 	size = kv_record_value_size(&key, value, size);
 	if (key.bytes[0] == KV_TABLE_META)
 		copy_head(repair, &key, value, size);
-	if (!copy_wanted(repair, &key, value, size))
+	if (!copy_wanted(&key, value, size))
 		return 0;
 	if (key.bytes[0] == KV_TABLE_INODE)
 		repair->last_ino = kv_max_u64(repair->last_ino, kv_key_a(&key));

@@ -81,6 +81,24 @@ int kv_repair_sort_links(struct kv_repair *repair, struct kv_index_node *node, u
 	return r;
 }
 
+static bool is_bad(const struct kv_repair *repair, uint64_t ino)
+{
+	size_t from = 0;
+	size_t to = repair->what->bad_count;
+
+	while (from < to) {
+		size_t middle = from + (to - from) / 2;
+
+		if (repair->what->bad[middle] == ino)
+			return true;
+		if (repair->what->bad[middle] < ino)
+			from = middle + 1;
+		else
+			to = middle;
+	}
+	return false;
+}
+
 static int names_inode(
 	struct kv_repair *repair, const struct kv_key *key, const struct kv_value *value)
 {
@@ -91,6 +109,8 @@ static int names_inode(
 	(void)value;
 	if (r < 0 || node.inode.ino == KV_ROOT_INO)
 		return r;
+	if (is_bad(repair, node.inode.ino))
+		return kv_repair_drop_inode(repair, node.inode.ino, "its data is damaged");
 	if (node.inode.flags & KV_INODE_QUARANTINED)
 		return kv_repair_drop_inode(
 			repair, node.inode.ino, "had failed its checksum before");

@@ -458,13 +458,15 @@ static void test_index_check__drops_bad(void **state)
 {
 	struct unit *unit = *state;
 	struct unit fresh = {.options = unit->options, .now = UNIT_NOW};
+	struct told told;
 	uint64_t dir, ino;
 
 	unit_open(unit);
 	dir = unit_lookup(unit, KV_ROOT_INO, "dir");
 	ino = unit_lookup(unit, dir, "file");
 	unit_close(unit);
-	assert_int_equal(repair(unit, &ino, 1, NULL), 0);
+	assert_int_equal(repair(unit, &ino, 1, &told), 0);
+	assert_int_equal(told.count, 3); /* and the orphan and the one that was quarantined */
 	assert_sound(unit);
 	new_path(unit, fresh.path);
 	unit_open(&fresh);
