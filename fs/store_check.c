@@ -215,17 +215,19 @@ static int repair_index(struct kv_checking *checking)
 
 static int repair_all(struct kv_checking *checking)
 {
-	bool unread = checking->check->data && !checking->index;
+	bool unknown = !checking->index;
 	int r = 0;
 
 	for (unsigned i = 0;
 		r == 0 && (checking->index_damaged || checking->bad_count > 0) && i < ROUNDS_MAX;
 		i++) {
 		r = repair_index(checking);
-		/* Only now is it known what there is to read. */
-		if (r == 0 && unread)
+		/* Only now is it known what the devices are to be, and what there is to read. */
+		if (r == 0 && unknown)
+			r = kv_checking_identify(checking);
+		if (r == 0 && unknown && checking->check->data)
 			r = kv_checking_data(checking);
-		unread = false;
+		unknown = false;
 	}
 	return r == 0 ? kv_checking_mend_devices(checking) : r;
 }

@@ -3,6 +3,8 @@
  * Reads all data of a store that is checked. One thread goes through the files and hands their
  * chunks to others, which read and compare: one alone does not keep many drives busy.
  */
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -36,12 +38,13 @@ struct reading {
 	unsigned waiting;
 	bool end;
 	int error;
+	atomic_bool lost[KV_DEVICES_MAX]; /* failed meanwhile, as a whole; without the lock */
 };
 
 /* ---- One chunk ---- */
 
 /* The whole chunk's blocks, one extent behind the other. Returns their bytes, or an error. */
-static ssize_t read_chunk(struct kv_checking *checking, const struct job *job, uint8_t *memory,
+static ssize_t read_chunk(struct reading *reading, const struct job *job, uint8_t *memory,
 	const struct kv_extent **ret_extent)
 {
 	size_t size = 0;
@@ -49,18 +52,33 @@ static ssize_t read_chunk(struct kv_checking *checking, const struct job *job, u
 	for (uint32_t i = 0; i < job->extent_count; i++) {
 		const struct kv_extent *extent = &job->extents[i];
 		size_t length = (size_t)extent->count << KV_BLOCK_SHIFT;
-		int fd = checking->devices[extent->device].fd;
+		int fd = reading->checking->devices[extent->device].fd;
 		int r;
 
 		*ret_extent = extent;
-		r = fd < 0 ? -ENODEV
-			   : kv_io_file_read(
-				     NULL, fd, memory + size, length, kv_extent_offset(extent));
+		r = fd < 0 || atomic_load(&reading->lost[extent->device])
+			    ? -ENODEV
+			    : kv_io_file_read(
+				      NULL, fd, memory + size, length, kv_extent_offset(extent));
 		if (r < 0)
 			return r;
 		size += length;
 	}
 	return (ssize_t)size;
+}
+
+/* Whether the drive answers at all: its superblock can be read, from the drive itself. */
+static bool device_answers(int fd)
+{
+	_cleanup_free_ uint8_t *block = aligned_alloc(KV_BLOCK_SIZE, KV_BLOCK_SIZE);
+
+	(void)posix_fadvise(
+		fd, 0, (off_t)KV_SUPERBLOCK_COPIES * KV_BLOCK_SIZE, POSIX_FADV_DONTNEED);
+	for (unsigned i = 0; block && i < KV_SUPERBLOCK_COPIES; i++)
+		if (kv_io_file_read(NULL, fd, block, KV_BLOCK_SIZE, (uint64_t)i * KV_BLOCK_SIZE) ==
+			0)
+			return true;
+	return false;
 }
 
 /* Lock held. */
@@ -87,20 +105,59 @@ static void tell_bad(
 		(void)snprintf(text, sizeof(text), "inode %llu: chunk %u fails its checksum",
 			(unsigned long long)job->ino, job->number);
 	kv_checking_tell(checking, &violation);
-	if (kv_checking_add_bad(checking, job->ino) < 0)
-		reading->error = -ENOMEM;
+}
+
+/* A drive that does not answer any more has told nothing about its files: it is used no longer. */
+static void lose_device(struct reading *reading, unsigned number)
+{
+	struct kv_checking *checking = reading->checking;
+	KV_LOCKED(&reading->lock);
+
+	if (atomic_exchange(&reading->lost[number], true))
+		return;
+	checking->devices[number].damaged = true;
+	kv_checking_say(checking,
+		"device %u (%s): does not answer any more, so no file is dropped for its data",
+		number, checking->list.paths[number]);
+}
+
+/*
+ * The same as read_chunk, but what fails once is told and tried again: -EIO and the like only if it
+ * fails twice on a drive that answers, -ENODEV if the drive does not.
+ */
+static ssize_t read_chunk_twice(struct reading *reading, const struct job *job, uint8_t *memory,
+	const struct kv_extent **ret_extent)
+{
+	ssize_t size = read_chunk(reading, job, memory, ret_extent);
+	unsigned number;
+
+	if (size >= 0 || size == -ENODEV)
+		return size;
+	{
+		KV_LOCKED(&reading->lock);
+
+		tell_bad(reading, job, *ret_extent, (int)size);
+	}
+	size = read_chunk(reading, job, memory, ret_extent);
+	number = (*ret_extent)->device;
+	if (size >= 0 || size == -ENODEV || device_answers(reading->checking->devices[number].fd))
+		return size;
+	lose_device(reading, number);
+	return -ENODEV;
 }
 
 static void do_job(struct reading *reading, const struct job *job, uint8_t *memory)
 {
 	const struct kv_extent *extent = &job->extents[0];
-	ssize_t size = read_chunk(reading->checking, job, memory, &extent);
+	ssize_t size = read_chunk_twice(reading, job, memory, &extent);
 	bool bad = size < 0 ? size != -ENODEV : XXH3_64bits(memory, (size_t)size) != job->sum;
 	KV_LOCKED(&reading->lock);
 
-	/* A device that cannot be used was told of; its files may be whole. */
-	if (bad)
-		tell_bad(reading, job, extent, size < 0 ? (int)size : 0);
+	/* A device that cannot be used was told of, as were errors; its files may be whole. */
+	if (bad && size >= 0)
+		tell_bad(reading, job, extent, 0);
+	if (bad && kv_checking_add_bad(reading->checking, job->ino) < 0)
+		reading->error = -ENOMEM;
 	if (size > 0)
 		reading->progress.bytes += (uint64_t)size;
 	if (reading->checking->check->progress)
@@ -249,6 +306,19 @@ static int read_all(struct reading *reading)
 	return r < 0 ? r : reading->error;
 }
 
+/* What the others say of files is not to be trusted while the set of devices is not whole. */
+static void spare_files(const struct reading *reading)
+{
+	struct kv_checking *checking = reading->checking;
+
+	for (unsigned i = 0; i < checking->list.count; i++) {
+		if (atomic_load(&reading->lost[i]))
+			kv_cleanup_fd(&checking->devices[i].fd);
+		if (checking->devices[i].fd < 0)
+			checking->bad_count = 0;
+	}
+}
+
 int kv_checking_data(struct kv_checking *checking)
 {
 	struct reading reading = {
@@ -264,6 +334,7 @@ int kv_checking_data(struct kv_checking *checking)
 		learn_total(&reading);
 		r = read_all(&reading);
 	}
+	spare_files(&reading);
 	checking->result->read = reading.progress;
 	free(reading.jobs);
 	return r < 0 ? kv_fail(&checking->error, r, "the data of %s cannot be read: %s",

@@ -127,10 +127,9 @@ static void tell_copies(struct kv_checking *checking, unsigned number)
 	device->mendable |= device->known;
 }
 
-static int check_device(struct kv_checking *checking, unsigned number, uint64_t size)
+static int check_device(struct kv_checking *checking, unsigned number)
 {
 	struct kv_checked_device *device = &checking->devices[number];
-	struct kv_superblock expected;
 
 	for (unsigned i = 0; i < KV_SUPERBLOCK_COPIES; i++)
 		read_copy(device, i);
@@ -139,41 +138,66 @@ static int check_device(struct kv_checking *checking, unsigned number, uint64_t 
 			"device %s has the format of another kvfs; check it with that one",
 			checking->list.paths[number]);
 	tell_copies(checking, number);
-	if (!checking->index)
-		return 0;
-	expected = superblock_of(checking, number);
-	if (size < expected.size) {
-		device->mendable = false;
+	return 0;
+}
+
+/* Whatever is on a device that is not the store's own says nothing about the store's files. */
+static void check_identity(struct kv_checking *checking, unsigned number)
+{
+	struct kv_checked_device *device = &checking->devices[number];
+	struct kv_superblock expected = superblock_of(checking, number);
+	bool own = device->known ? is_same(&device->superblock, &expected) : device->mendable;
+	bool small = device->size < expected.size;
+
+	if (device->fd < 0 || (own && !small))
+		return;
+	if (small)
 		kv_checking_say(checking,
 			"device %u (%s): has %llu bytes, but had %llu when it was formatted",
-			number, checking->list.paths[number], (unsigned long long)size,
+			number, checking->list.paths[number], (unsigned long long)device->size,
 			(unsigned long long)expected.size);
-	}
-	if (device->known && !is_same(&device->superblock, &expected)) {
-		device->mendable = false;
+	if (!own && device->known)
 		kv_checking_say(checking,
 			"device %u (%s): belongs to another store, or elsewhere in this one",
 			number, checking->list.paths[number]);
-		(void)close(device->fd);
-		device->fd = -1;
-	}
-	return 0;
+	else if (!own)
+		kv_checking_say(checking,
+			"device %u (%s): nothing on it tells that it is this store's, so it is "
+			"not used",
+			number, checking->list.paths[number]);
+	device->mendable = false;
+	kv_cleanup_fd(&device->fd);
+}
+
+static int check_count(struct kv_checking *checking)
+{
+	uint32_t count = kv_index_store(checking->index)->device_count;
+
+	if (count == checking->list.count)
+		return 0;
+	return kv_fail(&checking->error, -EINVAL,
+		"%s/" KV_STORE_DEVICES
+		" names %u devices, but the store has %u; list all of them, in their order",
+		checking->path, checking->list.count, count);
+}
+
+int kv_checking_identify(struct kv_checking *checking)
+{
+	int r = check_count(checking);
+
+	for (unsigned i = 0; i < checking->list.count && r == 0; i++)
+		check_identity(checking, i);
+	return r;
 }
 
 int kv_checking_devices(struct kv_checking *checking)
 {
-	unsigned count = checking->list.count;
+	int r = checking->index ? check_count(checking) : 0;
 
-	if (checking->index && kv_index_store(checking->index)->device_count != count)
-		return kv_fail(&checking->error, -EINVAL,
-			"%s/" KV_STORE_DEVICES
-			" names %u devices, but the store has %u; list all of them, in their order",
-			checking->path, count, kv_index_store(checking->index)->device_count);
-	for (unsigned i = 0; i < count; i++) {
+	for (unsigned i = 0; i < checking->list.count && r == 0; i++) {
 		struct kv_checked_device *device = &checking->devices[i];
-		uint64_t size = 0;
 		int fd = device_open_patiently(
-			checking->list.paths[i], checking->check->repair, &size);
+			checking->list.paths[i], checking->check->repair, &device->size);
 
 		if (fd == -EBUSY)
 			return kv_device_open_error(&checking->error, checking->list.paths[i], fd);
@@ -185,10 +209,9 @@ int kv_checking_devices(struct kv_checking *checking)
 		}
 		device->fd = fd;
 		device_set_direct(fd);
-		if (check_device(checking, i, size) < 0)
-			return -EPROTO;
+		r = check_device(checking, i);
 	}
-	return 0;
+	return r == 0 && checking->index ? kv_checking_identify(checking) : r;
 }
 
 int kv_checking_mend_devices(struct kv_checking *checking)

@@ -21,6 +21,7 @@ enum kv_copy_state {
 /* A device as it is checked. */
 struct kv_checked_device {
 	int fd; /* -1: it cannot be used */
+	uint64_t size;
 	enum kv_copy_state copies[KV_SUPERBLOCK_COPIES];
 	struct kv_superblock superblock; /* of the first whole copy */
 	bool known;                      /* there is one */
@@ -53,11 +54,13 @@ void kv_checking_say(struct kv_checking *checking, const char *format, ...)
 /* File INO has wrong bytes. */
 int kv_checking_add_bad(struct kv_checking *checking, uint64_t ino);
 
-/* Opens the devices, and looks at their superblocks; needs the index if there is one. */
+/* Opens the devices, and looks at their superblocks; identifies them if there is an index. */
 int kv_checking_devices(struct kv_checking *checking);
+/* Compares the devices with what the index says; one that is not the store's own is closed. */
+int kv_checking_identify(struct kv_checking *checking);
 /* Writes damaged superblocks anew. */
 int kv_checking_mend_devices(struct kv_checking *checking);
-/* Reads all data, and compares the checksums. */
+/* Reads all data, and compares the checksums. With a device missing, no file is said to be bad. */
 int kv_checking_data(struct kv_checking *checking);
 
 #endif

@@ -31,6 +31,11 @@ enum fault_kind {
 	FAULT_THREAD,
 	FAULT_SUBMIT,
 	FAULT_SYNC, /* of the index's file, and of devices */
+	/* Of what is read in large pieces, a chunk's data: */
+	FAULT_READ,   /* one fails */
+	FAULT_SECTOR, /* that one and all behind it */
+	FAULT_DRIVE,  /* from that one on everything, small or large, from the same descriptor */
+	FAULT_FSYNC,  /* of directories */
 	_FAULT_KIND_MAX,
 };
 
@@ -59,6 +64,9 @@ EXPORT int pthread_create(
 	pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *arg);
 EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned count);
 EXPORT int fdatasync(int fd);
+EXPORT int fsync(int fd);
+EXPORT ssize_t pread(int fd, void *memory, size_t size, off_t offset);
+EXPORT ssize_t pread64(int fd, void *memory, size_t size, off_t offset);
 
 __attribute__((constructor)) static void map_control(void)
 {
@@ -166,4 +174,43 @@ int io_uring_submit_and_wait(struct io_uring *ring, unsigned count)
 int fdatasync(int fd)
 {
 	return strikes(FAULT_SYNC, EIO) ? -1 : (int)syscall(SYS_fdatasync, fd);
+}
+
+int fsync(int fd)
+{
+	return strikes(FAULT_FSYNC, EIO) ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+#define LARGE 65536u
+
+static bool read_fails(int fd, size_t size)
+{
+	static _Atomic int drive = -1;
+	int64_t kind = control ? atomic_load(&control->kind) : FAULT_NONE;
+
+	if (kind == FAULT_DRIVE && fd == atomic_load(&drive))
+		return true;
+	if (size < LARGE)
+		return false;
+	if (kind == FAULT_SECTOR && atomic_load(&control->left) <= 0)
+		return true;
+	if (!strikes(FAULT_READ, EIO) && !strikes(FAULT_SECTOR, EIO) && !strikes(FAULT_DRIVE, EIO))
+		return false;
+	if (kind == FAULT_DRIVE)
+		atomic_store(&drive, fd);
+	return true;
+}
+
+ssize_t pread(int fd, void *memory, size_t size, off_t offset)
+{
+	if (read_fails(fd, size)) {
+		errno = EIO;
+		return -1;
+	}
+	return syscall(SYS_pread64, fd, memory, size, offset);
+}
+
+ssize_t pread64(int fd, void *memory, size_t size, off_t offset)
+{
+	return pread(fd, memory, size, offset);
 }

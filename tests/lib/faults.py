@@ -3,7 +3,8 @@
 import os
 import struct
 
-KINDS = ("none", "malloc", "open", "mmap", "thread", "submit", "sync")
+KINDS = ("none", "malloc", "open", "mmap", "thread", "submit", "sync",
+         "read", "sector", "drive", "fsync")
 _FORMAT = "<3q"
 
 

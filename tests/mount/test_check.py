@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 from data import MIB, blob, get, put, sync
-from kvmount import MountFailed
+from faults import Faults
+from kvmount import MountFailed, build_folder
 from procs import eventually, run
 from syscalls import fails
 from test_checksums import flip
@@ -156,7 +157,8 @@ def test_flipped_data(fresh):
                 if offset <= MIB < offset + length]
     assert bad["block"] * 4096 + MIB == place and bad["blocks"] == 256
     text = check(kv, "--data", "--repair", status=REPAIRED)
-    assert "/a/f1" in text and "dropped" in text
+    assert "dropped: inode" in text and "path /a/f1: its data is damaged" in text
+    assert "1 files and directories were dropped" in text
     check(kv, "--data")
     kv.mount()
     fails(errno.ENOENT, os.stat, kv.mnt / "a/f1")
@@ -213,6 +215,97 @@ def test_device_that_is_missing(fresh):
     assert "cannot be opened" in text and "dropped" not in text
     os.rename(kv.home / "away", kv.device_path(0))
     check(kv, "--data")
+
+
+def damage_meta(kv):
+    """Breaks the older of the index's two heads: all is there still, but only for a repair."""
+    page, txn = 4096, 144
+    with open(kv.store / "index/data.mdb", "r+b") as f:
+        data = f.read(2 * page)
+        ages = [struct.unpack_from("<Q", data, at + txn)[0] for at in (0, page)]
+        f.seek(page * ages.index(min(ages)))
+        f.write(bytes(page))
+
+
+def in_its_place(kv, kind):
+    """What may be found where the store's own device was."""
+    path = kv.device_path(0)
+    if kind == "foreign":
+        other = kv.home / "other"
+        kv.kvfs("format", other, "--size", "64M")
+        os.rename(other / "data0", path)
+        shutil.rmtree(other)
+        return
+    with open(path, "wb") as f:
+        f.truncate(64 * MIB)
+    if kind == "short":
+        with open(kv.home / "away", "rb") as f, open(path, "r+b") as g:
+            g.write(f.read(8192))
+            g.truncate(MIB)
+
+
+@MODE_ANY
+@pytest.mark.parametrize("kind", ["blank", "foreign", "short"])
+@pytest.mark.parametrize("index", ["sound", "damaged"])
+def test_another_drive_in_its_place(fresh, kind, index):
+    """No file is dropped for what a drive says that is not the store's, and nothing is written on it."""
+    kv = fresh(size="64M")
+    populate(kv)
+    kv.umount()
+    if index == "damaged":
+        damage_meta(kv)
+    os.rename(kv.device_path(0), kv.home / "away")
+    in_its_place(kv, kind)
+    with open(kv.device_path(0), "rb") as f:
+        before = f.read(8192)
+    text = check(kv, "--data", "--repair", status=LEFT)
+    assert "dropped:" not in text and "fails its checksum" not in text
+    assert "put the store's own devices in place" in text
+    with open(kv.device_path(0), "rb") as f:
+        assert f.read(8192) == before
+    os.rename(kv.home / "away", kv.device_path(0))
+    assert report(kv, "--data")["files_read"] == 6
+
+
+@pytest.fixture
+def faulty(fresh, monkeypatch):
+    """A store, not mounted, and what makes calls of a check of it fail."""
+    library = build_folder() / "tests" / "crash" / "libkvfault.so"
+    if not library.exists():
+        pytest.skip("the library that fails calls is not built")
+    kv = fresh(size="64M")
+    for i in range(3):
+        put(kv.mnt / f"f{i}", blob(i, 200_000))
+    kv.settle()
+    kv.umount()
+    faults = Faults(kv.home / "faults")
+
+    def preloaded(*args, status):
+        with monkeypatch.context() as patch:
+            patch.setenv("KV_FAULT_FILE", os.fspath(kv.home / "faults"))
+            patch.setenv("LD_PRELOAD", os.fspath(library))
+            text = check(kv, "--data", "--repair", *args, status=status)
+        assert faults.disarm()
+        return text
+
+    return kv, faults, preloaded
+
+
+@MODE_ANY
+def test_reads_that_fail(faulty):
+    """A file goes if its drive answers but cannot read it; not for an error that passes, or a drive that left."""
+    kv, faults, preloaded = faulty
+    faults.arm("read", 2)
+    text = preloaded(status=REPAIRED)
+    assert text.count("cannot be read") == 1 and "dropped:" not in text
+    faults.arm("drive", 2)
+    text = preloaded(status=LEFT)
+    assert "does not answer any more" in text and "dropped:" not in text
+    assert "put the store's own devices in place" in text
+    assert report(kv, "--data")["files_read"] == 3
+    faults.arm("sector", 1)
+    assert preloaded(status=REPAIRED).count("dropped:") == 3
+    assert report(kv, "--data")["files_read"] == 0
 
 
 @MODE_ANY
