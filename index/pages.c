@@ -5,8 +5,6 @@
  */
 #include "index/pages.h"
 
-#include <sys/stat.h>
-
 #include "fs/base.h"
 
 /*
@@ -39,6 +37,8 @@
 #define PAGE_SIZE_MAX 32768u
 /* Far above the largest of our records. */
 #define VALUE_MAX (UINT64_C(1) << 20)
+/* Far above the largest index. */
+#define END_MAX (UINT64_C(1) << 40)
 
 struct tree {
 	uint16_t flags;
@@ -132,8 +132,7 @@ static struct tree tree_decode(const uint8_t *p)
 }
 
 /* NULL, or what is wrong. */
-static const char *meta_decode(
-	const uint8_t *page, unsigned number, uint64_t file_size, struct meta *ret_meta)
+static const char *meta_decode(const uint8_t *page, unsigned number, struct meta *ret_meta)
 {
 	const uint8_t *p = page + PAGE_HEADER;
 	struct meta meta = {
@@ -151,8 +150,10 @@ static const char *meta_decode(
 	if (meta.page_size < PAGE_SIZE_MIN || meta.page_size > PAGE_SIZE_MAX ||
 		(meta.page_size & (meta.page_size - 1)) != 0)
 		return "page size";
-	if (meta.last_page < META_PAGES - 1 || meta.last_page >= file_size / meta.page_size)
-		return "last page, or the file is cut short";
+	/* The file may end before: pages that a transaction took and gave back are not written.
+	 * Where it ends before a page of a tree, the walk tells. */
+	if (meta.last_page < META_PAGES - 1 || meta.last_page >= END_MAX / meta.page_size)
+		return "last page";
 	if (meta.free.flags != TREE_FREE_FLAGS || meta.main.flags != 0)
 		return "flags";
 	if (meta.txn != 0 && (meta.txn & 1) != number)
@@ -168,16 +169,13 @@ static int choose_meta(struct walk *walk)
 	const char *wrong[META_PAGES];
 	struct meta metas[META_PAGES];
 	uint64_t at = 0;
-	struct stat st;
 	int chosen = -1;
 
-	if (fstat(walk->pages->fd, &st) < 0)
-		return -errno;
 	for (unsigned i = 0; i < META_PAGES; i++) {
 		/* Where the second one is, the first one says; else it is where it usually is. */
 		at = i == 0 ? 0 : chosen == 0 ? metas[0].page_size : KV_BLOCK_SIZE;
 		wrong[i] = read_at(walk->pages->fd, page, sizeof(page), at)
-				   ? meta_decode(page, i, (uint64_t)st.st_size, &metas[i])
+				   ? meta_decode(page, i, &metas[i])
 				   : "cannot be read";
 		if (!wrong[i] && at != i * (uint64_t)metas[i].page_size)
 			wrong[i] = "page size";
