@@ -183,17 +183,23 @@ static int make_index(struct kv_checking *checking)
 	return r < 0 ? r : prove_index(checking, new_path);
 }
 
-/* The index that is open stays open: it is the new one, whatever its name. */
-static int put_index(struct kv_checking *checking)
+/*
+ * The index that is open stays open: it is the new one, whatever its name. After an error the old
+ * one has its name again, or, where ret_kept says so, that of the new one.
+ */
+static int put_index(struct kv_checking *checking, bool *ret_kept)
 {
 	int r = kv_store_swap(checking->directory_fd, KV_STORE_INDEX, INDEX_NEW);
 
-	if (r == 0 && fsync(checking->directory_fd) < 0)
+	*ret_kept = false;
+	if (r == 0 && fsync(checking->directory_fd) < 0) {
 		r = -errno;
+		*ret_kept = kv_store_swap(checking->directory_fd, KV_STORE_INDEX, INDEX_NEW) < 0;
+	}
 	if (r < 0)
 		return kv_fail(&checking->error, r,
-			"the new index of %s cannot be put in place: %s", checking->path,
-			strerror(-r));
+			"the new index of %s cannot be put in place: %s%s", checking->path,
+			strerror(-r), *ret_kept ? "; the old one is " INDEX_NEW " there now" : "");
 	(void)kv_store_remove_directory(checking->directory_fd, INDEX_NEW);
 	checking->index_damaged = false;
 	checking->bad_count = 0;
@@ -202,12 +208,14 @@ static int put_index(struct kv_checking *checking)
 
 static int repair_index(struct kv_checking *checking)
 {
+	bool kept = false;
 	int r = make_index(checking);
 
 	if (r == 0)
-		r = put_index(checking);
+		r = put_index(checking, &kept);
 	if (r < 0) {
-		(void)kv_store_remove_directory(checking->directory_fd, INDEX_NEW);
+		if (!kept)
+			(void)kv_store_remove_directory(checking->directory_fd, INDEX_NEW);
 		checking->result->left = true;
 	}
 	return r;

@@ -132,7 +132,7 @@ static int create_write(
 	return r < 0 ? r : kv_index_errno(mdb_env_sync(env, 1));
 }
 
-static int sync_directory(const char *path)
+int kv_index_sync_directory(const char *path)
 {
 	_cleanup_fd_ int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
@@ -199,7 +199,7 @@ int kv_index_create(const char *path, const struct kv_index_store *store, uint32
 		return r;
 	r = create_write(env, &record, &root);
 	mdb_env_close(env);
-	return r < 0 ? r : sync_directory(path);
+	return r < 0 ? r : kv_index_sync_directory(path);
 }
 
 /* ---- Opening ---- */

@@ -126,6 +126,8 @@ const char *kv_index_meta_error(
 /* Whether the regular file data.mdb is in PATH: 0, -ENOENT, -EUCLEAN for anything else of the name.
  */
 int kv_index_file_check(const char *path);
+/* Makes the names in the directory PATH durable. */
+int kv_index_sync_directory(const char *path);
 /* Logs a record that failed its checks, and returns -EUCLEAN. */
 int kv_index_damaged(struct kv_index *index, const struct kv_key *key, const char *what);
 

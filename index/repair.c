@@ -292,7 +292,9 @@ static int repair_run(struct kv_repair *repair)
 		r = kv_repair_sort(repair);
 	if (r == 0)
 		r = kv_repair_make(repair);
-	return r < 0 ? r : kv_index_errno(mdb_env_sync(index->env, 1));
+	if (r == 0)
+		r = kv_index_errno(mdb_env_sync(index->env, 1));
+	return r < 0 ? r : kv_index_sync_directory(repair->what->new_path);
 }
 
 int kv_index_repair(const struct kv_index_repair *what, char *ret_error, size_t error_size)

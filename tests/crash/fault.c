@@ -36,6 +36,7 @@ enum fault_kind {
 	FAULT_SECTOR, /* that one and all behind it */
 	FAULT_DRIVE,  /* from that one on everything, small or large, from the same descriptor */
 	FAULT_FSYNC,  /* of directories */
+	FAULT_SWAP,   /* that, and then every exchange of names */
 	_FAULT_KIND_MAX,
 };
 
@@ -65,6 +66,7 @@ EXPORT int pthread_create(
 EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned count);
 EXPORT int fdatasync(int fd);
 EXPORT int fsync(int fd);
+EXPORT int renameat2(int from, const char *name, int to, const char *new_name, unsigned flags);
 EXPORT ssize_t pread(int fd, void *memory, size_t size, off_t offset);
 EXPORT ssize_t pread64(int fd, void *memory, size_t size, off_t offset);
 
@@ -178,7 +180,19 @@ int fdatasync(int fd)
 
 int fsync(int fd)
 {
-	return strikes(FAULT_FSYNC, EIO) ? -1 : (int)syscall(SYS_fsync, fd);
+	if (strikes(FAULT_FSYNC, EIO) || strikes(FAULT_SWAP, EIO))
+		return -1;
+	return (int)syscall(SYS_fsync, fd);
+}
+
+int renameat2(int from, const char *name, int to, const char *new_name, unsigned flags)
+{
+	if (control && atomic_load(&control->kind) == FAULT_SWAP &&
+		atomic_load(&control->left) <= 0) {
+		errno = EIO;
+		return -1;
+	}
+	return (int)syscall(SYS_renameat2, from, name, to, new_name, flags);
 }
 
 #define LARGE 65536u

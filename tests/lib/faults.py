@@ -4,7 +4,7 @@ import os
 import struct
 
 KINDS = ("none", "malloc", "open", "mmap", "thread", "submit", "sync",
-         "read", "sector", "drive", "fsync")
+         "read", "sector", "drive", "fsync", "swap")
 _FORMAT = "<3q"
 
 

@@ -23,9 +23,13 @@ MODE_ANY = pytest.mark.parametrize("mode", ["daemon"])
 
 def check(kv, *args, status=CLEAN):
     """Runs the check, and returns what it printed."""
+    return checked(kv, *args, status=status).stdout
+
+
+def checked(kv, *args, status):
     done = kv.kvfs("check", kv.store, *args, check=False)
     assert done.returncode == status, done
-    return done.stdout
+    return done
 
 
 def report(kv, *args, status=CLEAN):
@@ -280,15 +284,42 @@ def faulty(fresh, monkeypatch):
     kv.umount()
     faults = Faults(kv.home / "faults")
 
-    def preloaded(*args, status):
+    def preloaded(status):
         with monkeypatch.context() as patch:
             patch.setenv("KV_FAULT_FILE", os.fspath(kv.home / "faults"))
             patch.setenv("LD_PRELOAD", os.fspath(library))
-            text = check(kv, "--data", "--repair", *args, status=status)
-        assert faults.disarm()
-        return text
+            done = checked(kv, "--data", "--repair", status=status)
+        assert faults.disarm(), "no call failed: this proves nothing"
+        return done
 
     return kv, faults, preloaded
+
+
+@MODE_ANY
+@pytest.mark.parametrize("number, text", [(1, "cannot be repaired"), (2, "cannot be put in place")])
+def test_new_index_that_cannot_be_made_durable(faulty, number, text):
+    """First its directory, then the store's: the old index is back in its place, and no byte of it changed."""
+    kv, faults, preloaded = faulty
+    damage_meta(kv)
+    before = sums(kv.store / "index")
+    faults.arm("fsync", number)
+    done = preloaded(LEFT)
+    assert text in done.stderr and "Input/output error" in done.stderr
+    assert sums(kv.store / "index") == before and not (kv.store / "index.new").exists()
+    check(kv, "--repair", status=REPAIRED)
+    assert report(kv, "--data")["files_read"] == 3
+
+
+@MODE_ANY
+def test_old_index_that_cannot_be_put_back(faulty):
+    """Then nothing is removed, and the message says where it is."""
+    kv, faults, preloaded = faulty
+    damage_meta(kv)
+    before = sums(kv.store / "index")
+    faults.arm("swap", 2)
+    assert "index.new" in preloaded(LEFT).stderr
+    assert sums(kv.store / "index.new") == before
+    assert report(kv, "--data")["files_read"] == 3
 
 
 @MODE_ANY
@@ -296,15 +327,15 @@ def test_reads_that_fail(faulty):
     """A file goes if its drive answers but cannot read it; not for an error that passes, or a drive that left."""
     kv, faults, preloaded = faulty
     faults.arm("read", 2)
-    text = preloaded(status=REPAIRED)
+    text = preloaded(REPAIRED).stdout
     assert text.count("cannot be read") == 1 and "dropped:" not in text
     faults.arm("drive", 2)
-    text = preloaded(status=LEFT)
+    text = preloaded(LEFT).stdout
     assert "does not answer any more" in text and "dropped:" not in text
     assert "put the store's own devices in place" in text
     assert report(kv, "--data")["files_read"] == 3
     faults.arm("sector", 1)
-    assert preloaded(status=REPAIRED).count("dropped:") == 3
+    assert preloaded(REPAIRED).stdout.count("dropped:") == 3
     assert report(kv, "--data")["files_read"] == 0
 
 
