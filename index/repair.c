@@ -229,12 +229,12 @@ static int copy_all(struct kv_repair *repair)
 	return r < 0 ? (int)r : kv_repair_write(repair);
 }
 
-/* Without a root there is nothing; one that is made anew is the daemon's user's, and empty. */
+/* Without a root there is nothing; one that is made anew is the repairer's alone. */
 static int root_make(struct kv_repair *repair)
 {
 	const struct kv_inode root = {
 		.ino = KV_ROOT_INO,
-		.mode = S_IFDIR | 0755,
+		.mode = S_IFDIR | 0700,
 		.uid = geteuid(),
 		.gid = getegid(),
 		.nlink = 2,

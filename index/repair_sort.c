@@ -202,60 +202,89 @@ static int sort_names(struct kv_repair *repair)
 
 /* ---- Content ---- */
 
-/* NULL, or what is wrong with the segment; counts its blocks. */
-static const char *segment_hold(struct kv_repair *repair, const struct kv_index_node *node,
-	uint64_t number, uint64_t *blocks, int *ret_error)
+/* A look at a file's map. */
+struct look {
+	const struct kv_index_node *node;
+	bool hold; /* its blocks, in the tally: else it is only asked whether it could */
+	uint64_t blocks;
+	const char *wrong; /* NULL: nothing */
+};
+
+static int look_at_chunk(struct kv_repair *repair, struct look *look, const struct kv_chunk *chunk)
 {
-	uint64_t limit = kv_div_round_up(node->inode.size, KV_CHUNK_SIZE);
-	struct kv_map_reader reader;
-	struct kv_chunk chunk;
-	int r = kv_view_segment(&repair->view, node, number, &reader);
+	look->blocks += kv_chunk_blocks(chunk);
+	for (uint32_t i = 0; i < chunk->extent_count; i++) {
+		const struct kv_extent *extent = &chunk->extents[i];
+		int r = 0;
 
-	while (r == 1 && (r = kv_map_next(&reader, &chunk)) == 1) {
-		if (chunk.number >= limit)
-			return "has data behind its end";
-		*blocks += kv_chunk_blocks(&chunk);
-		for (uint32_t i = 0; i < chunk.extent_count; i++) {
-			int held = kv_tally_hold(&repair->tally, &chunk.extents[i]);
-
-			if (held == -EUCLEAN)
-				return "has blocks that belong to another, too";
-			if (held < 0)
-				*ret_error = held;
-		}
+		if (look->hold)
+			r = kv_tally_hold(&repair->tally, extent);
+		else if (!kv_tally_may_hold(&repair->tally, extent))
+			r = -EUCLEAN;
+		if (r == -EUCLEAN)
+			look->wrong = "has blocks that belong to another, too";
+		else if (r < 0)
+			return r;
 	}
-	if (r == -EUCLEAN)
-		return "its map is damaged";
-	if (r < 0)
-		*ret_error = r;
-	return NULL;
+	return 0;
 }
 
+static int look_at_segment(struct kv_repair *repair, struct look *look, uint64_t number)
+{
+	uint64_t limit = kv_div_round_up(look->node->inode.size, KV_CHUNK_SIZE);
+	struct kv_map_reader reader;
+	struct kv_chunk chunk;
+	int r = kv_view_segment(&repair->view, look->node, number, &reader);
+
+	while (r == 1 && !look->wrong && (r = kv_map_next(&reader, &chunk)) == 1) {
+		if (chunk.number >= limit)
+			look->wrong = "has data behind its end";
+		else if (look_at_chunk(repair, look, &chunk) < 0)
+			return -ENOMEM;
+	}
+	return r;
+}
+
+static int look_at_map(struct kv_repair *repair, struct look *look)
+{
+	uint64_t number = 0;
+	int r = 1;
+
+	look->blocks = 0;
+	if (look->node->tail_size > 0)
+		return look_at_segment(repair, look, 0);
+	while (r >= 0 && !look->wrong &&
+		(r = kv_view_next_segment(&repair->view, look->node, &number)) == 1)
+		r = look_at_segment(repair, look, number++);
+	return r;
+}
+
+/*
+ * What a file that goes had in its map must not keep others from their blocks: so the map is looked
+ * at as a whole before a block of it is held.
+ */
 static int content_inode(
 	struct kv_repair *repair, const struct kv_key *key, const struct kv_value *value)
 {
 	struct kv_index_node node;
-	const char *wrong = NULL;
-	uint64_t blocks = 0;
-	uint64_t number = 0;
-	int error = 0;
+	struct look look = {.node = &node};
 	int r = kv_view_node(&repair->view, kv_key_a(key), &node);
 
 	(void)value;
 	if (r < 0 || !S_ISREG(node.inode.mode))
 		return r;
-	if (node.tail_size > 0) {
-		wrong = segment_hold(repair, &node, 0, &blocks, &error);
-	} else {
-		while (!wrong && error == 0 &&
-			(r = kv_view_next_segment(&repair->view, &node, &number)) == 1)
-			wrong = segment_hold(repair, &node, number++, &blocks, &error);
+	r = look_at_map(repair, &look);
+	if (r >= 0 && !look.wrong && look.blocks != node.inode.blocks)
+		look.wrong = "has lost a part of its map";
+	if (r >= 0 && !look.wrong) {
+		look.hold = true;
+		r = look_at_map(repair, &look);
 	}
-	if (r < 0 || error < 0)
-		return r < 0 ? r : error;
-	if (!wrong && blocks != node.inode.blocks)
-		wrong = "has lost a part of its map";
-	return wrong ? kv_repair_drop_inode(repair, node.inode.ino, wrong) : 0;
+	if (r == -EUCLEAN)
+		look.wrong = "its map is damaged";
+	else if (r < 0)
+		return r;
+	return look.wrong ? kv_repair_drop_inode(repair, node.inode.ino, look.wrong) : 0;
 }
 
 /* Leaves in the tally what the files hold that stay. */

@@ -55,13 +55,28 @@ static int note_shared(struct kv_tally *tally, const struct kv_extent *extent)
 	return 0;
 }
 
-int kv_tally_hold(struct kv_tally *tally, const struct kv_extent *extent)
+static uint32_t count_held(const struct kv_tally *tally, const struct kv_extent *extent)
 {
-	struct kv_tally_device *device = &tally->devices[extent->device];
 	uint32_t held = 0;
 
 	for (uint32_t i = 0; i < extent->count; i++)
-		held += bit_get(device->held, extent->start + i);
+		held += bit_get(tally->devices[extent->device].held, extent->start + i);
+	return held;
+}
+
+bool kv_tally_may_hold(const struct kv_tally *tally, const struct kv_extent *extent)
+{
+	uint32_t held = count_held(tally, extent);
+
+	return held == 0 || (held == extent->count &&
+				    bit_get(tally->devices[extent->device].starts, extent->start));
+}
+
+int kv_tally_hold(struct kv_tally *tally, const struct kv_extent *extent)
+{
+	struct kv_tally_device *device = &tally->devices[extent->device];
+	uint32_t held = count_held(tally, extent);
+
 	if (held == extent->count && bit_get(device->starts, extent->start))
 		return note_shared(tally, extent);
 	for (uint32_t i = 0; i < extent->count; i++)

@@ -27,5 +27,7 @@ void kv_tally_done(struct kv_tally *tally);
 /* A chunk holds EXTENT, which lies on its device: 0, or -EUCLEAN if another extent has some of its
  * blocks. */
 int kv_tally_hold(struct kv_tally *tally, const struct kv_extent *extent);
+/* Whether that would be 0. */
+bool kv_tally_may_hold(const struct kv_tally *tally, const struct kv_extent *extent);
 
 #endif

@@ -509,35 +509,80 @@ static void test_index_check__drops_bad(void **state)
 	unit_close(&fresh);
 }
 
-/* Two files that claim the same blocks: told with path and blocks, and only one is kept. */
+/* Takes the record of INO away, as a whole. */
+static void remove_inode(const struct unit *unit, uint64_t ino)
+{
+	struct kv_key key = kv_key_single(KV_TABLE_INODE, ino);
+	MDB_val k = {key.size, key.bytes};
+	MDB_env *env;
+	MDB_txn *txn;
+	MDB_dbi dbi;
+
+	assert_int_equal(mdb_env_create(&env), 0);
+	assert_int_equal(mdb_env_open(env, unit->path, MDB_NOSYNC, 0600), 0);
+	assert_int_equal(mdb_txn_begin(env, NULL, 0, &txn), 0);
+	assert_int_equal(mdb_dbi_open(txn, NULL, 0, &dbi), 0);
+	assert_int_equal(mdb_del(txn, dbi, &k, NULL), 0);
+	assert_int_equal(mdb_txn_commit(txn), 0);
+	mdb_env_close(env);
+}
+
+/* Who might look into a root that is lost is lost, too: a new one is its owner's alone. */
+static void test_index_check__root_made(void **state)
+{
+	struct unit *unit = *state;
+	struct unit fresh = {.options = unit->options, .now = UNIT_NOW};
+
+	remove_inode(unit, KV_ROOT_INO);
+	assert_int_equal(repair(unit, NULL, 0, NULL), 0);
+	assert_sound(unit);
+	new_path(unit, fresh.path);
+	unit_open(&fresh);
+	assert_int_equal(unit_get(&fresh, KV_ROOT_INO).mode, S_IFDIR | 0700);
+	unit_close(&fresh);
+}
+
+/* Moves the only extent of INO, whose map lies in its record. */
+static void move_extent(struct unit *unit, uint64_t ino, uint64_t start)
+{
+	uint8_t head[KV_INODE_HEAD_MAX + KV_INLINE_MAP_MAX + KV_RECORD_SUM_SIZE];
+	struct kv_key key = kv_key_single(KV_TABLE_INODE, ino);
+	MDB_val k = {key.size, key.bytes};
+	MDB_val v;
+	MDB_txn *txn;
+
+	assert_int_equal(mdb_txn_begin(unit->index->env, NULL, 0, &txn), 0);
+	assert_int_equal(mdb_get(txn, unit->index->dbi, &k, &v), 0);
+	memcpy(head, v.mv_data, v.mv_size);
+	v.mv_size -= KV_RECORD_SUM_SIZE;
+	/* The start is the last 16 bytes' first field. */
+	kv_put_le64(head + v.mv_size - KV_EXTENT_RECORD_SIZE, start);
+	assert_int_equal(kv_index_put(txn, unit->index->dbi, &key, head, v.mv_size), 0);
+	assert_int_equal(mdb_txn_commit(txn), 0);
+}
+
+/*
+ * Files that claim the same blocks: told with path and blocks, and only one is kept; but a file
+ * that has blocks in common only with one that is dropped is kept.
+ */
 static void test_index_check__overlap(void **state)
 {
 	struct unit unit;
 	struct told told;
-	struct kv_inode first, second;
+	struct kv_inode first, second, third;
 	struct kv_extent extent;
-	struct kv_key key;
-	uint8_t head[KV_INODE_HEAD_MAX + KV_INLINE_MAP_MAX + KV_RECORD_SUM_SIZE];
-	MDB_val k, v;
-	MDB_txn *txn;
 
 	(void)state;
 	unit_init(&unit);
 	first = unit_make(&unit, KV_ROOT_INO, "first", S_IFREG | 0644);
 	second = unit_make(&unit, KV_ROOT_INO, "second", S_IFREG | 0644);
+	third = unit_make(&unit, KV_ROOT_INO, "third", S_IFREG | 0644);
 	extent = unit_write(&unit, first.ino, 4);
 	(void)unit_write(&unit, second.ino, 4);
+	(void)unit_write(&unit, third.ino, 4);
 	unit_sync(&unit);
-	/* The map of the second one: its extent's start is the last 16 bytes' first field. */
-	key = kv_key_single(KV_TABLE_INODE, second.ino);
-	k = (MDB_val){key.size, key.bytes};
-	assert_int_equal(mdb_txn_begin(unit.index->env, NULL, 0, &txn), 0);
-	assert_int_equal(mdb_get(txn, unit.index->dbi, &k, &v), 0);
-	memcpy(head, v.mv_data, v.mv_size);
-	v.mv_size -= KV_RECORD_SUM_SIZE;
-	kv_put_le64(head + v.mv_size - KV_EXTENT_RECORD_SIZE, extent.start + 1);
-	assert_int_equal(kv_index_put(txn, unit.index->dbi, &key, head, v.mv_size), 0);
-	assert_int_equal(mdb_txn_commit(txn), 0);
+	move_extent(&unit, second.ino, extent.start + 2);
+	move_extent(&unit, third.ino, extent.start + 4);
 	unit_close(&unit);
 
 	assert_true(inspect(unit.path, &told) > 0);
@@ -564,6 +609,7 @@ int main(void)
 		TEST(test_index_check__repair_keeps),
 		TEST(test_index_check__repairs_records),
 		TEST(test_index_check__drops_bad),
+		TEST(test_index_check__root_made),
 		cmocka_unit_test(test_index_check__overlap),
 	};
 
