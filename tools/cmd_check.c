@@ -12,6 +12,7 @@
 #include "tools/cmd.h"
 #include "tools/json.h"
 #include "tools/progress.h"
+#include "tools/text.h"
 
 /* As those of fsck(8). */
 enum status {
@@ -64,9 +65,11 @@ static void print_json_violation(struct kv_json *json, const struct kv_violation
 static void print_violation(struct printing *printing, const struct kv_violation *violation)
 {
 	kv_progress_clear(&printing->progress);
-	(void)printf("%s", violation->text);
-	if (violation->path)
-		(void)printf(", path %s", violation->path);
+	kv_text_print(stdout, violation->text);
+	if (violation->path) {
+		(void)printf(", path ");
+		kv_text_print(stdout, violation->path);
+	}
 	if (violation->has_blocks)
 		(void)printf(", device %u blocks %" PRIu64 "-%" PRIu64, violation->device,
 			violation->block, violation->block + violation->blocks - 1);
@@ -102,9 +105,10 @@ static void dropped(void *arg, const struct kv_violation *violation)
 		return;
 	}
 	kv_progress_clear(&printing->progress);
-	(void)printf("dropped: inode %" PRIu64 "%s%s: %s\n", violation->ino,
-		violation->path ? ", path " : "", violation->path ? violation->path : "",
-		violation->text);
+	(void)printf(
+		"dropped: inode %" PRIu64 "%s", violation->ino, violation->path ? ", path " : "");
+	kv_text_print(stdout, violation->path ? violation->path : "");
+	(void)printf(": %s\n", violation->text);
 }
 
 static void progress(void *arg, const struct kv_store_progress *done)

@@ -12,6 +12,7 @@
 #include "fs/parse.h"
 #include "tools/cmd.h"
 #include "tools/report.h"
+#include "tools/text.h"
 
 static const char help_text[] =
 	"usage: kvfs quota DIR [SIZE|none] [--json]\n"
@@ -50,9 +51,10 @@ static void print_text(const struct kv_report *usage, const char *path)
 	uint64_t limit_bytes = kv_report_number(usage, "limit");
 	uint64_t used_bytes = kv_report_number(usage, "used") + kv_report_number(usage, "promised");
 
-	(void)printf("%s: limit %s, used %s (%" PRIu64 " %%), pinned %s, %" PRIu64
+	kv_text_print(stdout, path);
+	(void)printf(": limit %s, used %s (%" PRIu64 " %%), pinned %s, %" PRIu64
 		     " files and directories\n",
-		path, kv_format_size(limit_bytes, limit, sizeof(limit)),
+		kv_format_size(limit_bytes, limit, sizeof(limit)),
 		kv_format_size(used_bytes, used, sizeof(used)),
 		limit_bytes > 0 ? used_bytes * 100 / limit_bytes : 0,
 		kv_format_size(kv_report_number(usage, "pinned"), pinned, sizeof(pinned)),
@@ -60,8 +62,9 @@ static void print_text(const struct kv_report *usage, const char *path)
 	if (kv_report_number(usage, "own"))
 		return;
 	find_directory(path, kv_report_number(usage, "directory_ino"), top);
-	(void)printf("  it has no quota of its own: these are of %s\n",
-		top[0] != '\0' ? top : "a directory above it");
+	(void)printf("  it has no quota of its own: these are of ");
+	kv_text_print(stdout, top[0] != '\0' ? top : "a directory above it");
+	(void)printf("\n");
 }
 
 static void print_json(const struct kv_report *usage, const char *path)

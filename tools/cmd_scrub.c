@@ -14,6 +14,7 @@
 #include "fs/parse.h"
 #include "tools/cmd.h"
 #include "tools/progress.h"
+#include "tools/text.h"
 #include "tools/walk.h"
 
 #define DEFAULT_DIRECTORY "/kv"
@@ -91,7 +92,9 @@ static void report_damage(struct scrub *scrub, const char *path)
 {
 	kv_progress_clear(&scrub->progress);
 	scrub->damaged++;
-	(void)printf("damaged, quarantined: %s\n", path);
+	(void)printf("damaged, quarantined: ");
+	kv_text_print(stdout, path);
+	(void)printf("\n");
 	(void)fflush(stdout);
 }
 

@@ -11,6 +11,7 @@
 #include "fs/parse.h"
 #include "tools/cmd.h"
 #include "tools/report.h"
+#include "tools/text.h"
 
 static const char help_text[] =
 	"usage: kvfs stat FILE... [--json]\n"
@@ -197,8 +198,8 @@ static void print_text(const struct kv_report *report, const char *path)
 	char size[16], allocated[16];
 	bool headed = false;
 
-	(void)printf("%s\n", path);
-	(void)printf("  size      %s (%" PRIu64 " bytes), %s allocated; inode %" PRIu64
+	kv_text_print(stdout, path);
+	(void)printf("\n  size      %s (%" PRIu64 " bytes), %s allocated; inode %" PRIu64
 		     ", version %s\n",
 		kv_format_size(kv_report_number(report, "size"), size, sizeof(size)),
 		kv_report_number(report, "size"),

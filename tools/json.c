@@ -7,27 +7,11 @@
 #include <inttypes.h>
 #include <stddef.h>
 
+#include "tools/text.h"
+
 static void write_escaped(FILE *out, unsigned code)
 {
 	(void)fprintf(out, "\\u%04x", code);
-}
-
-/* Length of the valid UTF-8 sequence of two bytes or more at TEXT; 0 if there is none. */
-static size_t sequence_length(const unsigned char *text)
-{
-	size_t length = text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : 2;
-
-	if (text[0] < 0xc2 || text[0] > 0xf4)
-		return 0;
-	for (size_t i = 1; i < length; i++) {
-		if ((text[i] & 0xc0) != 0x80)
-			return 0;
-	}
-	/* Overlong forms, surrogates, and what lies beyond U+10FFFF. */
-	if ((text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xed && text[1] > 0x9f) ||
-		(text[0] == 0xf0 && text[1] < 0x90) || (text[0] == 0xf4 && text[1] > 0x8f))
-		return 0;
-	return length;
 }
 
 static void write_string(FILE *out, const char *text)
@@ -36,13 +20,14 @@ static void write_string(FILE *out, const char *text)
 
 	(void)fputc('"', out);
 	while (*p != '\0') {
-		size_t length = *p < 0x80 ? 1 : sequence_length(p);
+		size_t length = kv_text_length(p);
 
 		if (length == 0) {
 			write_escaped(out, 0xdc00u + *p);
 			length = 1;
-		} else if (*p < 0x20 || *p == 0x7f) {
-			write_escaped(out, *p);
+		} else if (kv_text_is_control(p)) {
+			/* Of two bytes, the second one is the whole number. */
+			write_escaped(out, p[length - 1]);
 		} else {
 			if (*p == '"' || *p == '\\')
 				(void)fputc('\\', out);

@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fs/base.h"
 #include "tools/cmd.h"
 #include "tools/report.h"
+#include "tools/text.h"
 
 /* What getopt calls the long options: above all letters. */
 #define LONG_FIRST 256
@@ -50,8 +52,12 @@ static void print_help(FILE *out)
 
 static void complain(const char *command, const char *format, va_list ap)
 {
+	_cleanup_free_ char *text = NULL;
+
+	if (vasprintf(&text, format, ap) < 0)
+		text = NULL;
 	(void)fprintf(stderr, "kvfs %s: ", command);
-	(void)vfprintf(stderr, format, ap);
+	kv_text_print(stderr, text ? text : "out of memory");
 }
 
 int cmd_fail(const char *command, const char *format, ...)

@@ -176,6 +176,19 @@ def test_flipped_data(fresh):
 
 
 @MODE_ANY
+def test_a_name_gives_no_commands_to_the_terminal(fresh):
+    kv = fresh(size="64M")
+    put(kv.mnt / "\x1b[2J", blob(0, SIZE))
+    kv.settle()
+    extents = kv.extents(kv.mnt / "\x1b[2J")
+    kv.umount()
+    flip(kv, extents, 5)
+    assert report(kv, "--data", status=LEFT)["violations"][0]["path"] == "/\x1b[2J"
+    text = check(kv, "--data", "--repair", status=REPAIRED)
+    assert text.count("path /\\x1b[2J") == 2 and "\x1b" not in text
+
+
+@MODE_ANY
 def test_superblocks(fresh):
     """A damaged copy is written anew, two damaged ones too; a device of another store is not touched."""
     kv = fresh(size="64M")

@@ -57,6 +57,14 @@ def test_sound(full):
     assert scrub(kv, kv.mnt / "d", "--quiet", "--rate", "0") == ""
 
 
+def test_a_name_gives_no_commands_to_the_terminal(full):
+    kv, extents = full
+    os.rename(kv.mnt / "d/f3", kv.mnt / "d/\x1b[2J")
+    flip(kv, extents[3], 7)
+    text = scrub(kv, kv.mnt, "--rate", "0", status=DAMAGED)
+    assert f"damaged, quarantined: {kv.mnt}/d/\\x1b[2J\n" in text
+
+
 @pytest.mark.parametrize("which", (0, 3))
 def test_damage_is_found_and_quarantined(full, which):
     """One that is only on the device, and one that DRAM hides."""

@@ -433,11 +433,27 @@ def test_stat__text(kv):
 
 def test_stat__names_of_any_bytes(kv):
     """Bytes that are no UTF-8, quotes and newlines come through JSON whole."""
-    name = os.fsencode(kv.dir) + b'/a"\\\n\xff\xc3\xa9\xed\xa0\x80\x01'
+    name = os.fsencode(kv.dir) + b'/a"\\\n\xff\xc3\xa9\xed\xa0\x80\x01\xc2\x9b'
     with open(name, "wb") as f:
         f.write(b"x")
     text = kv.kvfs("stat", os.fsdecode(name), "--json").stdout
     assert os.fsencode(json.loads(text)[0]["path"]) == name
+    assert "\x9b" not in text
+
+
+def test_names_give_no_commands_to_a_terminal(kv):
+    """What a name could tell the terminal is printed as \\xNN; what people write is as they wrote it."""
+    name = os.fsencode(kv.dir) + b"/\x1b[2J\xc2\x9b\xffgr\xc3\xbc\xc3\x9fe"
+    shown = os.fsdecode(kv.dir) + "/\\x1b[2J\\xc2\\x9b\\xffgr\u00fc\u00dfe"
+    with open(name, "wb") as f:
+        f.write(b"x")
+    assert f"{shown}\n" in kv.kvfs("stat", os.fsdecode(name)).stdout
+    os.unlink(name)
+    os.mkdir(name)
+    assert kv.kvfs("quota", os.fsdecode(name)).stdout.startswith(f"{shown}: limit ")
+    os.rmdir(name)
+    done = kv.kvfs("stat", os.fsdecode(name), check=False)
+    assert f"kvfs stat: {shown}: No such file" in done.stderr
 
 
 def test_stat__refusals(kv, tmp_path):
