@@ -144,8 +144,8 @@ static int receive(int fd, struct packet *packet)
 	struct cmsghdr *item;
 
 	packet->fd_count = 0;
-	if (n <= 0)
-		return n == 0 ? -EPIPE : errno == EINTR ? -EAGAIN : -errno;
+	if (n < 0)
+		return errno == EINTR ? -EAGAIN : -errno;
 	for (item = CMSG_FIRSTHDR(&message); item; item = CMSG_NXTHDR(&message, item)) {
 		if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
 			continue;
@@ -155,7 +155,7 @@ static int receive(int fd, struct packet *packet)
 	if ((size_t)n < sizeof(packet->reply) || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) ||
 		packet->reply.magic != KV_GPU_MAGIC) {
 		close_fds(packet);
-		return -EPROTO;
+		return n == 0 ? -EPIPE : -EPROTO;
 	}
 	packet->payload_size = (size_t)n - sizeof(packet->reply);
 	return 0;

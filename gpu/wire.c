@@ -257,8 +257,11 @@ int kvg_receive(int fd, struct kvg_message *ret_message)
 	if (n < 0)
 		return errno == ECONNRESET ? -EPIPE : -errno;
 	take_fds(&packet, &fds);
-	if (n == 0)
+	/* The end; or an empty packet, which may bring descriptors all the same. */
+	if (n == 0) {
+		kvg_message_close(&fds);
 		return -EPIPE;
+	}
 	r = packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)
 		    ? -EPROTO
 		    : kvg_message_decode(data, (size_t)n, ret_message);

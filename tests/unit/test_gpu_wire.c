@@ -149,6 +149,24 @@ static void test_wire__refuses_surplus_descriptors(void **state)
 	assert_int_equal(descriptors(), before);
 }
 
+/* An empty packet is as good as the end, and what it brought is closed. */
+static void test_wire__closes_what_an_empty_packet_brings(void **state)
+{
+	char control[CMSG_SPACE(sizeof(int))] = {0};
+	struct msghdr packet = {.msg_control = control, .msg_controllen = sizeof(control)};
+	struct cmsghdr *item = CMSG_FIRSTHDR(&packet);
+	unsigned before = descriptors();
+
+	(void)state;
+	item->cmsg_level = SOL_SOCKET;
+	item->cmsg_type = SCM_RIGHTS;
+	item->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(item), &pair[0], sizeof(int));
+	assert_int_equal(sendmsg(pair[0], &packet, 0), 0);
+	assert_int_equal(kvg_receive(pair[1], &got), -EPIPE);
+	assert_int_equal(descriptors(), before);
+}
+
 static int decode(const uint8_t *data, size_t size)
 {
 	return kvg_message_decode(data, size, &got);
@@ -267,6 +285,8 @@ int main(void)
 			test_wire__carries_253_descriptors, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_wire__refuses_surplus_descriptors, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			test_wire__closes_what_an_empty_packet_brings, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_wire__refuses_what_is_no_packet, setup, teardown),
 		cmocka_unit_test_setup_teardown(
