@@ -28,6 +28,8 @@
 
 #define EVENTS_MAX 64
 #define TICK_MS 500
+/* Between two warnings that there are too many clients. */
+#define FULL_LOG_MS 10000
 #define MESSAGES_MAX 64u
 /* What a context takes of a real device's memory. */
 #define CONTEXT_BYTES (UINT64_C(600) << 20)
@@ -115,6 +117,29 @@ static int peer_pidfd(int fd, pid_t pid)
 	return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
+/* Who waits to be accepted would wake the loop without end. */
+static void pause_listening(struct kvg_server *server, int error)
+{
+	int64_t now_ms = kvg_server_now();
+
+	(void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, server->listen_fd, NULL);
+	server->listen_ms = now_ms + TICK_MS;
+	if (server->full_ms > 0 && now_ms - server->full_ms < FULL_LOG_MS)
+		return;
+	server->full_ms = now_ms;
+	kv_log_warning("gpu",
+		"no descriptors left for new clients: raise the limit (ulimit -n) error=\"%s\"",
+		strerror(error));
+}
+
+static void listen_again(struct kvg_server *server, int64_t now_ms)
+{
+	if (server->listen_ms == 0 || now_ms < server->listen_ms)
+		return;
+	if (watch(server, server->listen_fd, &server->listen_fd) == 0)
+		server->listen_ms = 0;
+}
+
 static void accept_client(struct kvg_server *server)
 {
 	_cleanup_fd_ int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -122,6 +147,8 @@ static void accept_client(struct kvg_server *server)
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
 
+	if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+		pause_listening(server, errno);
 	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
 		return;
 	if (server->client_count >= KVG_CLIENTS_MAX) {
@@ -246,7 +273,6 @@ static void check_device(struct kvg_server *server)
 		return;
 	kv_log_error("gpu", "the device is lost to this process, ending: what engines have mapped "
 			    "stays theirs");
-	kvg_stage_abandon(server);
 	server->stop = true;
 	server->status = KVG_EXIT_DEVICE;
 }
@@ -255,6 +281,7 @@ static void tick(struct kvg_server *server)
 {
 	int64_t now_ms = kvg_server_now();
 
+	listen_again(server, now_ms);
 	kvg_source_tick(server->source, now_ms);
 	follow_source(server);
 	(void)kvg_hbm_tick(server->hbm, now_ms);
@@ -557,6 +584,8 @@ struct kvg_server *kvg_server_free(struct kvg_server *server)
 		kv_log_warning("gpu", "a read does not end, leaving it");
 		return NULL;
 	}
+	if (server->status == KVG_EXIT_DEVICE)
+		kvg_stage_abandon(server);
 	while ((client = LIST_FIRST(&server->clients)))
 		client_free(server, client);
 	kvg_pendings_free(server);

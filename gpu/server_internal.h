@@ -92,8 +92,10 @@ struct kvg_server {
 	int listen_fd;
 	int epoll_fd;
 	int signal_fd;
-	int source_fd;   /* the one that epoll knows */
-	int64_t lost_ms; /* since when there is no daemon; 0 */
+	int source_fd;     /* the one that epoll knows */
+	int64_t lost_ms;   /* since when there is no daemon; 0 */
+	int64_t listen_ms; /* no descriptors for more clients: when to listen again; 0 */
+	int64_t full_ms;   /* when that was said last; 0 */
 	bool stop;
 	int status;
 	unsigned client_count;
@@ -138,7 +140,7 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 void kvg_stage_reap(struct kvg_server *server);
 /* ENTRY is about to be freed. */
 void kvg_stage_gone(void *server, struct kvg_entry *entry);
-/* The stager has ended: what it was doing is over. */
+/* The device is lost, and the stager freed: all who wait are told that nothing comes. */
 void kvg_stage_abandon(struct kvg_server *server);
 /* The daemon need not keep it any more. */
 void kvg_drop_hold(struct kvg_server *server, uint64_t hold);

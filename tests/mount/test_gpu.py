@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import resource
 import signal
 
 import gpu
@@ -411,6 +412,22 @@ def test_change__while_it_is_being_staged(start):
 # ---- Deaths ----
 
 
+@HOST
+def test_helper__without_descriptors_lets_clients_wait(helper):
+    """They are not refused, and the helper says why, once."""
+    pid = helper.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = max(int(fd) for fd in os.listdir(f"/proc/{pid}/fd")) + 1
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
+    clients = [Raw(helper) for _ in range(20)]
+    eventually(lambda: "no descriptors left" in helper.log())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    for client in clients:
+        assert client.ask(gpu.HELLO)[2] == 0
+        client.close()
+    assert helper.log().count("no descriptors left") == 1
+
+
 def test_engine__killed_gives_everything_back(helper):
     path = store(helper, "f", blob(1, SIZE))
     engine = Engine(helper)
@@ -486,6 +503,26 @@ def test_device__lost_ends_the_helper_and_nobody_else(start):
     assert helper.process.wait(30) == 70
     helper.ends = 70
     assert engine.digest(key) == digest(data)
+
+
+@FAKE
+def test_device__lost_while_two_files_are_staged(start):
+    """One of them may end before the other: what the stager still works on stays until it has stopped."""
+    helper = start(*SMALL, MALLOC_PERTURB_="165")
+    paths = [store(helper, name, blob(1, 3 * SIZE)) for name in "fg"]
+    for path in paths:
+        cold(helper, path)
+    engines = [engine_of(helper) for _ in paths]
+    # The loop learns of it from whatever comes next, when the first file is still being read.
+    helper.tell("fail cuEventQuery:1:700")
+    for engine, path in zip(engines, paths):
+        engine.send("map", str(path))
+    for engine in engines:
+        with pytest.raises(OSError) as e:
+            engine.receive()
+        assert e.value.errno in (errno.EIO, errno.EPIPE)
+    assert helper.process.wait(30) == 70
+    helper.ends = 70
 
 
 def test_daemon__killed_leaves_engines_what_they_have(helper):
