@@ -10,10 +10,13 @@
 A buffer is memory that other processes read too: do not write to it. It lives until it is closed and
 nothing made from it (from_dlpack) is left. Errors are OSErrors, as kvg.h lists them.
 """
+import collections
 import contextlib
 import ctypes
+import errno
 import itertools
 import os
+import threading
 
 MAP_EARLY, MAP_NOSTAGE, MAP_REVOCABLE = 1, 2, 4
 REVOKE, INVALID = 1, 2
@@ -85,17 +88,25 @@ def _segments(segments):
 
 
 class Context:
-    """One engine's connection to the helper of one device. One thread at a time."""
+    """One engine's connection to the helper of one device. Calls of several threads take turns.
+
+    ON_EVENT(buffer, event, ms) is called by dispatch() and other calls that wait; of this context it
+    may only close buffers.
+    """
 
     def __init__(self, socket=None, device=None, backend=None, control=False, helper=True,
                  on_event=None):
         self._handle = ctypes.c_void_p()
         self._buffers = {}
+        # libkvg takes one call at a time. Tensors end in any thread, and amid a call of their own
+        # one: their buffers are queued, and unmapped when nobody is inside.
+        self._lock, self._caller = threading.Lock(), None
+        self._dead = collections.deque()
         self._on_event = on_event
-        self._call = _EVENT(self._event)
+        self._hook = _EVENT(self._event)
         flags = (_CONTROL if control else 0) | (0 if helper else _NO_HELPER)
         opts = _Opts(ctypes.sizeof(_Opts), flags, device and os.fsencode(str(device)),
-                     backend and backend.encode(), self._call, None)
+                     backend and backend.encode(), self._hook, None)
         self._check(_lib.kvg_open(ctypes.byref(self._handle), socket and os.fsencode(socket),
                                   ctypes.byref(opts)))
 
@@ -109,19 +120,52 @@ class Context:
         if self._on_event:
             self._on_event(self._buffers.get(buffer), event, ms)
 
+    @contextlib.contextmanager
+    def _inside(self):
+        """One call of libkvg."""
+        if self._caller == threading.get_ident():
+            raise RuntimeError("on_event may only close buffers: call this after dispatch()")
+        with self._lock:
+            self._caller = threading.get_ident()
+            try:
+                self._unmap_dead()
+                yield
+            finally:
+                self._caller = None
+        self._bury()
+
+    def _call(self, function, *args):
+        with self._inside():
+            return self._check(function(*args))
+
+    def _unmap_dead(self):
+        while self._dead:
+            handle, stream = self._dead.popleft()
+            self._buffers.pop(handle.value, None)
+            _lib.kvg_unmap(handle, stream)
+
+    def _bury(self):
+        """Unmaps what is queued, unless somebody is inside, who does it then."""
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                self._unmap_dead()
+            finally:
+                self._lock.release()
+
     def fileno(self):
         """For select and poll; then dispatch()."""
         return _lib.kvg_fd(self._handle)
 
     def dispatch(self):
-        self._check(_lib.kvg_dispatch(self._handle))
+        self._call(_lib.kvg_dispatch, self._handle)
 
     def map(self, file, off=0, length=0, flags=0):
         """The file, or a range of it, in device memory."""
         handle = ctypes.c_void_p()
-        self._check(_lib.kvg_map(self._handle, _descriptor(file), off, length, flags,
-                                 ctypes.byref(handle)))
-        return Buffer(self, handle)
+        with self._inside():
+            self._check(_lib.kvg_map(self._handle, _descriptor(file), off, length, flags,
+                                     ctypes.byref(handle)))
+            return Buffer(self, handle)
 
     def pull(self, file, segments, stream=None, wait=True):
         """Copies (file offset, bytes, device address) segments out of a file."""
@@ -134,8 +178,8 @@ class Context:
     def _transfer(self, function, file, segments, stream, wait):
         handle = ctypes.c_void_p()
         array, count = _segments(segments)
-        self._check(function(self._handle, _descriptor(file), array, count, stream,
-                             ctypes.byref(handle)))
+        self._call(function, self._handle, _descriptor(file), array, count, stream,
+                   ctypes.byref(handle))
         op = Op(self, handle)
         if wait:
             with op:
@@ -144,34 +188,35 @@ class Context:
         return op
 
     def prefetch(self, file, off=0, length=0):
-        self._check(_lib.kvg_prefetch(self._handle, _descriptor(file), off, length, 0))
+        self._call(_lib.kvg_prefetch, self._handle, _descriptor(file), off, length, 0)
 
     def evict(self, file):
         """Bytes that were freed."""
         freed = ctypes.c_uint64()
-        self._check(_lib.kvg_evict(self._handle, _descriptor(file), ctypes.byref(freed)))
+        self._call(_lib.kvg_evict, self._handle, _descriptor(file), ctypes.byref(freed))
         return freed.value
 
     def stats(self, file=None):
         array, count = (_Stat * 64)(), ctypes.c_size_t()
-        self._check(_lib.kvg_stats(self._handle, -1 if file is None else _descriptor(file), array,
-                                   len(array), ctypes.byref(count)))
+        self._call(_lib.kvg_stats, self._handle, -1 if file is None else _descriptor(file), array,
+                   len(array), ctypes.byref(count))
         return {s.name.decode(): s.value for s in array[:count.value]}
 
     def helper(self):
         """What the helper has said of itself."""
         found = _Helper()
-        self._check(_lib.kvg_helper(self._handle, ctypes.byref(found)))
+        self._call(_lib.kvg_helper, self._handle, ctypes.byref(found))
         return {"uuid": bytes(found.uuid).hex(), "granularity": found.granularity,
                 "segment": found.segment, "budget": found.budget, "name": found.name.decode(),
                 "mode": found.mode.decode(), "reasons": found.reasons.decode()}
 
     def close(self):
         """All buffers and ops must be closed, and what was made from them gone."""
-        if self._buffers:
-            raise RuntimeError("buffers of this context are still in use")
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        _lib.kvg_close(handle)
+        with self._inside():
+            if self._buffers:
+                raise RuntimeError("buffers of this context are still in use")
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            _lib.kvg_close(handle)
 
     def __enter__(self):
         return self
@@ -188,16 +233,18 @@ class Op:
 
     def done(self):
         """Whether it has ended well; raises what it failed with."""
-        result = _lib.kvg_op_poll(self._handle, 0)
-        return result != -11 and self._context._check(result) == 0
+        with self._context._inside():
+            result = _lib.kvg_op_poll(self._handle, 0)
+            return result != -errno.EAGAIN and self._context._check(result) == 0
 
     def wait(self, timeout=None):
-        self._context._check(_lib.kvg_op_poll(
-            self._handle, -1 if timeout is None else round(timeout * 1000)))
+        self._context._call(_lib.kvg_op_poll, self._handle,
+                            -1 if timeout is None else round(timeout * 1000))
 
     def close(self):
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        _lib.kvg_op_free(handle)
+        with self._context._inside():
+            handle, self._handle = self._handle, ctypes.c_void_p()
+            _lib.kvg_op_free(handle)
 
     def __enter__(self):
         return self
@@ -211,8 +258,9 @@ class Buffer:
 
     def __init__(self, context, handle):
         self._context, self._handle = context, handle
-        self._users = 1
-        self._stream = None
+        # One item each for this object and for every tensor: a list, for its steps are whole ones.
+        self._users, self._last = [None], [handle]
+        self._closed, self._stream = False, None
         context._buffers[handle.value] = self
         info = _Info()
         _lib.kvg_info(handle, ctypes.byref(info))
@@ -222,12 +270,17 @@ class Buffer:
 
     def wait(self, upto=None, timeout=None):
         """Until the first UPTO bytes are there: for buffers that were mapped early."""
-        self._context._check(_lib.kvg_wait(self._handle, self.length if upto is None else upto,
-                                           -1 if timeout is None else round(timeout * 1000)))
+        self._context._call(_lib.kvg_wait, self._open(), self.length if upto is None else upto,
+                            -1 if timeout is None else round(timeout * 1000))
 
     def scatter(self, segments, stream=None):
         array, count = _segments(segments)
-        self._context._check(_lib.kvg_scatter(self._handle, array, count, stream))
+        self._context._call(_lib.kvg_scatter, self._open(), array, count, stream)
+
+    def _open(self):
+        if self._closed:
+            raise ValueError("the buffer is closed")
+        return self._handle
 
     def tensor(self, shape, dtype, offset=0):
         """What from_dlpack of any library takes: SHAPE elements of DTYPE ("float16") at OFFSET."""
@@ -240,16 +293,34 @@ class Buffer:
         return self.device
 
     def close(self, stream=None):
-        """STREAM: the last one that uses it, which is waited for."""
-        self._stream = stream
-        self._release()
+        """STREAM: the last one that uses it, which is waited for. A second time does nothing."""
+        if self._closed:
+            return
+        self._closed, self._stream = True, stream
+        handle = self._leave()
+        if handle and self._context._caller == threading.get_ident():
+            self._context._dead.append((handle, stream))
+        elif handle:
+            with self._context._inside():
+                self._context._buffers.pop(handle.value, None)
+                self._context._check(_lib.kvg_unmap(handle, stream))
+
+    def _leave(self):
+        """One user less. The last one gets the handle, to unmap it."""
+        self._users.pop()
+        if self._users:
+            return None
+        try:
+            return self._last.pop()
+        except IndexError:
+            return None
 
     def _release(self):
-        self._users -= 1
-        if self._users == 0:
-            del self._context._buffers[self._handle.value]
-            handle, self._handle = self._handle, ctypes.c_void_p()
-            self._context._check(_lib.kvg_unmap(handle, self._stream))
+        """A tensor of it has ended: in whatever thread, which may be inside a call."""
+        handle = self._leave()
+        if handle:
+            self._context._dead.append((handle, self._stream))
+            self._context._bury()
 
     def __enter__(self):
         return self
@@ -333,7 +404,8 @@ class Tensor:
                                       ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)), None, 0)
         managed.manager_ctx = key
         managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p)
-        self.buffer._users += 1
+        self.buffer._open()
+        self.buffer._users.append(None)
         _exports[key] = (self.buffer, (managed, shape))
         try:
             return _capsule_new(ctypes.addressof(managed), b"dltensor",

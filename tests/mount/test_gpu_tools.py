@@ -4,6 +4,7 @@ import ctypes
 import errno
 import json
 import random
+import threading
 
 import gpu
 import pytest
@@ -144,6 +145,54 @@ def test_python__dlpack(helper):
         assert helper.stats()["maps"] == 1, "it lives as long as what was made from it"
         del whole, part
         assert eventually(lambda: helper.stats()["maps"] == 0)
+
+
+@HOST
+def test_python__a_buffer_may_be_closed_twice(helper):
+    """The second time takes nothing from what was made of it."""
+    numpy = pytest.importorskip("numpy")
+    kvg = gpu.load_kvg()
+    path = store(helper, "f", data := blob(1, 4 * MIB))
+    with kvg.Context(str(helper.socket), backend="host") as ctx, open(path, "rb") as f:
+        with ctx.map(f) as buffer:
+            whole = numpy.from_dlpack(buffer)
+            buffer.close()
+        assert helper.stats()["maps"] == 1 and bytes(whole) == data
+        with pytest.raises(ValueError):
+            numpy.from_dlpack(buffer)
+        del whole
+        assert eventually(lambda: helper.stats()["maps"] == 0)
+
+
+@HOST
+def test_python__what_ends_during_a_call_waits_for_it(helper):
+    """From any thread, and from on_event; libkvg takes one call at a time."""
+    numpy = pytest.importorskip("numpy")
+    kvg = gpu.load_kvg()
+    seen, held = [], []
+
+    def on_event(buffer, event, _ms):
+        ends = threading.Thread(target=held.clear)
+        ends.start()
+        ends.join()
+        buffer.close()
+        with pytest.raises(RuntimeError):
+            ctx.stats()
+        seen.append((event, helper.stats()["maps"]))
+
+    ctx = kvg.Context(str(helper.socket), backend="host", on_event=on_event)
+    with ctx:
+        for is_closed in True, False:
+            path = store(helper, "f", blob(1, 4 * MIB))
+            with open(path, "rb") as f:
+                buffer = ctx.map(f)
+            if is_closed:
+                held.append(numpy.from_dlpack(buffer))
+                buffer.close()
+            path.unlink()
+            eventually(lambda: ctx.dispatch() or seen)
+            assert seen.pop() == (kvg.INVALID, 1)
+            assert eventually(lambda: helper.stats()["maps"] == 0)
 
 
 @HOST
