@@ -39,6 +39,7 @@ struct kv_gpu_hold {
 struct kv_watch {
 	RB_ENTRY(kv_watch) entry;
 	uint64_t ino;
+	uint64_t count; /* answers to LOCATE that UNWATCH has not taken back */
 };
 RB_HEAD(kv_watch_tree, kv_watch);
 

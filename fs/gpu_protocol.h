@@ -16,7 +16,7 @@
  *	CHUNKS   of a hold, from chunk `first` on: count struct kv_gpu_chunk, each followed by its
  *	         extents
  *	DROP     hold
- *	UNWATCH  ino
+ *	UNWATCH  ino: takes one LOCATE of it back
  *	CHANGED  ino: what was located is not the file's content any more
  *	HOT      ino, number, uid, size: UID opened it for reading; only if HELLO asked for it. May
  *get lost

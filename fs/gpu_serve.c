@@ -153,17 +153,25 @@ static int find_version(struct kv_gpu *gpu, const struct kv_gpu_request *request
 static int add_watch(struct kv_gpu *gpu, struct kv_link *link, uint64_t ino)
 {
 	struct kv_watch *watch = calloc(1, sizeof(*watch));
+	struct kv_watch *found = NULL;
 	KV_LOCKED(&gpu->lock);
 
+	if (watch) {
+		watch->ino = ino;
+		watch->count = 1;
+		found = RB_FIND(kv_watch_tree, &link->watches, watch);
+	}
+	if (found) {
+		found->count++;
+		free(watch);
+		return 0;
+	}
 	if (!watch || link->watch_count >= KV_GPU_WATCHES_MAX) {
 		free(watch);
 		return -ENOMEM;
 	}
-	watch->ino = ino;
-	if (RB_INSERT(kv_watch_tree, &link->watches, watch))
-		free(watch);
-	else
-		link->watch_count++;
+	RB_INSERT(kv_watch_tree, &link->watches, watch);
+	link->watch_count++;
 	return 0;
 }
 
@@ -173,7 +181,7 @@ static void remove_watch(struct kv_gpu *gpu, struct kv_link *link, uint64_t ino)
 	KV_LOCKED(&gpu->lock);
 	struct kv_watch *watch = RB_FIND(kv_watch_tree, &link->watches, &key);
 
-	if (!watch)
+	if (!watch || --watch->count > 0)
 		return;
 	RB_REMOVE(kv_watch_tree, &link->watches, watch);
 	link->watch_count--;
@@ -228,8 +236,10 @@ static int serve_locate(struct kv_gpu *gpu, struct kv_link *link,
 		return r;
 	}
 	r = hold_new(gpu, reply->ino, version, &hold, &hot);
-	if (r < 0)
+	if (r < 0) {
+		remove_watch(gpu, link, reply->ino);
 		return r;
+	}
 	LIST_INSERT_HEAD(&link->holds, hold, entry);
 	kv_version_attr(version, &attr);
 	reply->hold = hold->id;

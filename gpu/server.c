@@ -225,6 +225,7 @@ static void on_lost(void *arg)
 	struct kvg_server *server = arg;
 
 	server->lost_ms = kvg_server_now();
+	server->connection++;
 	kv_log_warning(
 		"gpu", "the daemon has gone, trying to reach it store=%s", server->options.store);
 }

@@ -64,6 +64,7 @@ struct kvg_pending {
 struct kvg_placement {
 	struct kvg_server *server;
 	struct kvg_entry *entry;
+	uint64_t connection; /* that the daemon's hold and watch belong to */
 	int mark_fd;
 	struct kvg_watermark *mark;
 	/* While it is being staged: */
@@ -92,10 +93,11 @@ struct kvg_server {
 	int listen_fd;
 	int epoll_fd;
 	int signal_fd;
-	int source_fd;     /* the one that epoll knows */
-	int64_t lost_ms;   /* since when there is no daemon; 0 */
-	int64_t listen_ms; /* no descriptors for more clients: when to listen again; 0 */
-	int64_t full_ms;   /* when that was said last; 0 */
+	int source_fd;       /* the one that epoll knows */
+	int64_t lost_ms;     /* since when there is no daemon; 0 */
+	int64_t listen_ms;   /* no descriptors for more clients: when to listen again; 0 */
+	int64_t full_ms;     /* when that was said last; 0 */
+	uint64_t connection; /* number of the one to the daemon, or of the next one */
 	bool stop;
 	int status;
 	unsigned client_count;
@@ -142,7 +144,7 @@ void kvg_stage_reap(struct kvg_server *server);
 void kvg_stage_gone(void *server, struct kvg_entry *entry);
 /* The device is lost, and the stager freed: all who wait are told that nothing comes. */
 void kvg_stage_abandon(struct kvg_server *server);
-/* The daemon need not keep it any more. */
-void kvg_drop_hold(struct kvg_server *server, uint64_t hold);
+/* What the daemon has answered to LOCATE is not needed: its hold and its watch end. */
+void kvg_decline(struct kvg_server *server, const struct kv_gpu_reply *reply);
 
 #endif

@@ -197,7 +197,7 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 
 	if (entry && entry->state != KVG_FAILED) {
 		server->stat.hits += pending->type == KVG_MAP;
-		kvg_drop_hold(server, answer->reply->hold);
+		kvg_decline(server, answer->reply);
 		*ret_entry = entry;
 		return 0;
 	}
@@ -206,7 +206,7 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 	if (r == 0)
 		r = kvg_hbm_admit(server->hbm, key, answer->reply->size, kvg_server_now(), &entry);
 	if (r < 0) {
-		kvg_drop_hold(server, answer->reply->hold);
+		kvg_decline(server, answer->reply);
 		return r;
 	}
 	server->stat.misses += pending->type == KVG_MAP;
@@ -226,7 +226,7 @@ static int map_located(
 	int r = pending->offset < end && end <= size ? 0 : -EINVAL;
 
 	if (r < 0) {
-		kvg_drop_hold(pending->server, answer->reply->hold);
+		kvg_decline(pending->server, answer->reply);
 		return r;
 	}
 	r = get_entry(pending, key, answer, &entry);
@@ -365,14 +365,14 @@ static int serve_located(struct kvg_pending *pending, const struct kvg_answer *a
 
 	/* A ticket is of use to the user it was given to only. */
 	if (pending->client && pending->client->uid != key.uid) {
-		kvg_drop_hold(pending->server, answer->reply->hold);
+		kvg_decline(pending->server, answer->reply);
 		return -EACCES;
 	}
 	if (pending->type == KVG_MAP)
 		return map_located(pending, &key, answer);
 	if (pending->type == KVG_PREFETCH)
 		return prefetch_located(pending, &key, answer);
-	kvg_drop_hold(pending->server, answer->reply->hold);
+	kvg_decline(pending->server, answer->reply);
 	each_located(pending, &key, answer->reply->size);
 	return 0;
 }
@@ -386,7 +386,7 @@ static void located(void *arg, const struct kvg_answer *answer)
 	if (r == 0 && wanted)
 		r = serve_located(pending, answer);
 	else if (r == 0)
-		kvg_drop_hold(pending->server, answer->reply->hold);
+		kvg_decline(pending->server, answer->reply);
 	if (r < 0 && pending->client) {
 		pending->server->stat.refused++;
 		(void)kvg_client_send(pending->client, reply_to(pending->type, pending->id, r));

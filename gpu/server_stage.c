@@ -29,18 +29,38 @@ static int mark_new(struct kvg_placement *placement)
 		       : 0;
 }
 
-void kvg_drop_hold(struct kvg_server *server, uint64_t hold)
+static void drop_hold(struct kvg_server *server, uint64_t hold)
 {
 	struct kv_gpu_request request = {.type = KV_GPU_DROP, .hold = hold};
 
-	if (hold != 0)
-		kvg_source_tell(server->source, &request);
+	kvg_source_tell(server->source, &request);
+}
+
+/* Once for each LOCATE that was answered: the daemon counts. */
+static void unwatch(struct kvg_server *server, uint64_t ino)
+{
+	struct kv_gpu_request request = {.type = KV_GPU_UNWATCH, .ino = ino};
+
+	kvg_source_tell(server->source, &request);
+}
+
+void kvg_decline(struct kvg_server *server, const struct kv_gpu_reply *reply)
+{
+	drop_hold(server, reply->hold);
+	unwatch(server, reply->ino);
+}
+
+/* Holds and watches end with their connection; a later one has others of the same numbers. */
+static bool is_known(const struct kvg_placement *placement)
+{
+	return placement->connection == placement->server->connection;
 }
 
 /* What is only needed while it is being staged. */
 static void staging_done(struct kvg_placement *placement)
 {
-	kvg_drop_hold(placement->server, placement->hold);
+	if (placement->hold != 0 && is_known(placement))
+		drop_hold(placement->server, placement->hold);
 	placement->hold = 0;
 	if (placement->object_fd >= 0)
 		(void)close(placement->object_fd);
@@ -52,41 +72,22 @@ static void staging_done(struct kvg_placement *placement)
 	free(kv_steal_ptr(&placement->extents));
 }
 
-static bool is_only_one(struct kvg_server *server, uint64_t ino);
-
 void kvg_stage_gone(void *arg, struct kvg_entry *entry)
 {
 	struct kvg_placement *placement = entry->owner;
-	struct kvg_server *server = arg;
-	struct kv_gpu_request request = {.type = KV_GPU_UNWATCH, .ino = entry->key.ino};
 
-	/* A request that is under way may have the file watched anew. */
-	if (LIST_EMPTY(&server->pendings) && is_only_one(server, entry->key.ino))
-		kvg_source_tell(server->source, &request);
+	(void)arg;
 	if (!placement)
 		return;
 	staging_done(placement);
+	if (is_known(placement))
+		unwatch(placement->server, entry->key.ino);
 	if (placement->mark)
 		(void)munmap(placement->mark, KVG_WATERMARK_SIZE);
 	if (placement->mark_fd >= 0)
 		(void)close(placement->mark_fd);
 	free(placement);
 	entry->owner = NULL;
-}
-
-static void count_entry(void *arg, struct kvg_entry *entry)
-{
-	(void)entry;
-	++*(unsigned *)arg;
-}
-
-/* True if no more than one entry of INO can be found. */
-static bool is_only_one(struct kvg_server *server, uint64_t ino)
-{
-	unsigned count = 0;
-
-	kvg_hbm_of_ino(server->hbm, ino, count_entry, &count);
-	return count <= 1;
 }
 
 /* The end of a staging, good or bad, told to all. ENTRY may be gone afterwards. */
@@ -258,12 +259,13 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 	if (!placement) {
 		if (file_fd >= 0)
 			(void)close(file_fd);
-		kvg_drop_hold(server, answer->reply->hold);
+		kvg_decline(server, answer->reply);
 		kvg_hbm_failed(entry, -ENOMEM, kvg_server_now());
 		return -ENOMEM;
 	}
 	entry->owner = placement;
 	placement->server = server;
+	placement->connection = server->connection;
 	placement->entry = entry;
 	placement->mark_fd = -1;
 	placement->hold = answer->reply->hold;

@@ -393,6 +393,37 @@ def test_invalid__is_told_and_old_bytes_stay(helper, change):
     assert helper.stats()["invalidated"] == 1
 
 
+@HOST
+def test_invalid__of_new_content_is_told_when_the_old_is_given_back(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    old, new = engine_of(helper), engine_of(helper)
+    old_key = old.map(str(path))[0]
+    put(path, blob(2, SIZE))
+    assert [e[:2] for e in old.events(20)] == [(old_key, 2)]
+    new_key = new.map(str(path))[0]
+    old.unmap(old_key)
+    eventually(lambda: helper.stats()["used"] == 22 * MIB)
+    put(path, blob(3, SIZE))
+    assert [e[:2] for e in new.events(20)] == [(new_key, 2)]
+
+
+@HOST
+def test_invalid__of_new_content_after_the_daemon_came_back(helper):
+    """What is left of the first connection takes nothing away from the second one."""
+    path = store(helper, "f", blob(1, SIZE))
+    helper.kv.settle()
+    old, new = engine_of(helper), engine_of(helper)
+    old_key = old.map(str(path))[0]
+    helper.kv.kill()
+    helper.kv.mount()
+    assert [e[:2] for e in old.events(20)] == [(old_key, 2)]
+    new_key = new.map(str(path))[0]
+    old.unmap(old_key)
+    eventually(lambda: helper.stats()["used"] == 22 * MIB)
+    put(path, blob(2, SIZE))
+    assert [e[:2] for e in new.events(20)] == [(new_key, 2)]
+
+
 @FAKE
 def test_change__while_it_is_being_staged(start):
     """Who asked for the old version gets it whole; who asks now gets the new one."""

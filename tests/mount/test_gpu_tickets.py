@@ -197,6 +197,19 @@ def test_changed__is_not_told_of_what_is_not_watched(link):
     assert not [n for n in link.notes if n.type == gpulink.CHANGED]
 
 
+def test_changed__is_told_until_every_locate_is_taken_back(link):
+    ino = watched(link)
+    assert watched(link) == ino
+    assert link.ask(gpulink.UNWATCH, ino=ino).status == 0
+    put(link.kv.file, b"new")
+    assert next_note(link, gpulink.CHANGED).ino == ino
+    assert link.ask(gpulink.UNWATCH, ino=ino).status == 0
+    link.notes.clear()
+    put(link.kv.file, b"newer")
+    assert link.ask(gpulink.UNWATCH, ino=ino).status == 0
+    assert not [n for n in link.notes if n.type == gpulink.CHANGED]
+
+
 def test_hot__is_told_at_an_open_for_reading_if_it_was_asked_for(link):
     quiet = Link(link.kv)
     as_nobody(get, link.kv.file)
