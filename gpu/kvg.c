@@ -110,6 +110,21 @@ int kvg_next(struct kvg_ctx *ctx, int ms)
 	return 0;
 }
 
+void kvg_ignore(struct kvg_ctx *ctx)
+{
+	const struct kvg_message *late = &ctx->message;
+	/* Its last packet says it: the helper has a mapping of ours, or had begun one. */
+	bool mapped = late->type == KVG_MAP && late->map != 0 && !(late->flags & KVG_FLAG_MORE);
+	uint64_t map = late->map;
+
+	kvg_message_close(&ctx->message);
+	if (!mapped || ctx->fd < 0)
+		return;
+	kvg_request(ctx, KVG_UNMAP)->map = map;
+	if (kvg_send(ctx->fd, &ctx->message) < 0)
+		(void)kvg_lost(ctx);
+}
+
 int kvg_call(struct kvg_ctx *ctx)
 {
 	uint64_t id = ctx->message.id;
@@ -125,9 +140,8 @@ int kvg_call(struct kvg_ctx *ctx)
 			return r;
 		if (r == 1 && ctx->message.id == id)
 			return ctx->message.status;
-		/* An answer that nobody waits for any more. */
 		if (r == 1)
-			kvg_message_close(&ctx->message);
+			kvg_ignore(ctx);
 	}
 }
 
@@ -138,7 +152,7 @@ int kvg_dispatch(struct kvg_ctx *ctx)
 	do {
 		r = kvg_next(ctx, 0);
 		if (r == 1)
-			kvg_message_close(&ctx->message);
+			kvg_ignore(ctx);
 	} while (r >= 0);
 	return r == -EAGAIN ? 0 : r;
 }

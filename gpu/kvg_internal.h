@@ -74,6 +74,8 @@ struct kvg_message *kvg_request(struct kvg_ctx *ctx, uint16_t type);
 int kvg_call(struct kvg_ctx *ctx);
 /* Waits for one more message, at most MS; handles it if it is no reply. 1: it is a reply. */
 int kvg_next(struct kvg_ctx *ctx, int ms);
+/* ctx->message is an answer that nobody waits for any more. What it brings is given back. */
+void kvg_ignore(struct kvg_ctx *ctx);
 /* The helper is gone. Returns -EPIPE. */
 int kvg_lost(struct kvg_ctx *ctx);
 /* A request about the file FD: with its ticket, and the descriptor. */

@@ -97,12 +97,17 @@ static int take_reply(struct kvg_ctx *ctx, struct kvg_buf *buf, struct incoming 
 	while (more) {
 		int n = kvg_next(ctx, KVG_PATIENCE_MS);
 
-		if (n < 0)
-			return n == -EAGAIN ? -ETIMEDOUT : n;
-		if (n == 0 || ctx->message.id != id) {
-			kvg_message_close(&ctx->message);
-			continue;
+		if (n == -EAGAIN) {
+			/* Given back when the last packet comes after all. */
+			buf->id = 0;
+			return -ETIMEDOUT;
 		}
+		if (n < 0)
+			return n;
+		if (n == 1 && ctx->message.id != id)
+			kvg_ignore(ctx);
+		if (n == 0 || ctx->message.id != id)
+			continue;
 		more = ctx->message.status == 0 && ctx->message.flags & KVG_FLAG_MORE;
 		if (r == 0)
 			r = ctx->message.status < 0 ? ctx->message.status : take_packet(ctx, in, 0);
@@ -167,7 +172,7 @@ static int wait_ready(struct kvg_buf *buf)
 		int r = kvg_next(buf->ctx, SLEEP_MS);
 
 		if (r == 1)
-			kvg_message_close(&buf->ctx->message);
+			kvg_ignore(buf->ctx);
 		if (r < 0 && r != -EAGAIN)
 			return r;
 		if (now_ms() > end_ms)

@@ -70,7 +70,10 @@ bool kvg_client_send(struct kvg_client *client, const struct kvg_message *messag
 
 static bool is_alive(const struct kvg_client *client)
 {
-	return client->pidfd >= 0 && syscall(SYS_pidfd_send_signal, client->pidfd, 0, NULL, 0) == 0;
+	if (client->pidfd < 0)
+		return false;
+	/* Another user's process may not be signalled, which tells that there is one. */
+	return syscall(SYS_pidfd_send_signal, client->pidfd, 0, NULL, 0) == 0 || errno == EPERM;
 }
 
 static void client_free(struct kvg_server *server, struct kvg_client *client)

@@ -111,8 +111,8 @@ static int pack_segments(struct kvg_entry *entry, unsigned first, unsigned end,
 	return 0;
 }
 
-/* All packets of the reply. An error is told in a packet that ends them. */
-static void send_segments(
+/* All packets of the reply. An error before the first one is returned; a later one ends them. */
+static int send_segments(
 	const struct kvg_pending *pending, const struct kvg_lease *lease, struct range range)
 {
 	struct kvg_entry *entry = lease->map->entry;
@@ -131,6 +131,10 @@ static void send_segments(
 		}
 		if (r == 0)
 			r = pack_segments(entry, next, range.end, reply, &next);
+		if (r < 0 && first) {
+			kvg_message_close(reply);
+			return r;
+		}
 		reply->map = lease->id;
 		reply->offset = range.first * entry->parts[0].size;
 		reply->length = entry->size;
@@ -146,6 +150,7 @@ static void send_segments(
 		kvg_message_close(reply);
 		first = false;
 	}
+	return 0;
 }
 
 static uint64_t overdue_of(const struct kvg_server *server, pid_t pid)
@@ -232,8 +237,12 @@ static int map_located(
 	r = get_entry(pending, key, answer, &entry);
 	if (r == 0)
 		r = give_lease(pending, entry, &lease);
-	if (r == 0)
-		send_segments(pending, lease, range_of(entry, pending->offset, end));
+	if (r < 0)
+		return r;
+	r = send_segments(pending, lease, range_of(entry, pending->offset, end));
+	/* The client knows of no mapping that it could give back. */
+	if (r < 0)
+		kvg_lease_free(lease);
 	return r;
 }
 

@@ -338,6 +338,17 @@ def test_room__no_device_memory_at_any_point(start):
             engine.evict(path)
 
 
+@FAKE
+def test_map__that_cannot_be_shared_leaves_nothing(helper):
+    path = str(store(helper, "f", data := blob(1, SIZE)))
+    engine = engine_of(helper)
+    helper.tell("fail cuMemExportToShareableHandle:1:2")
+    fails(errno.ENOMEM, engine.map, path)
+    assert helper.stats()["maps"] == 0 and helper.stats()["refused"] == 1
+    helper.tell()
+    assert engine.digest(engine.map(path)[0]) == digest(data)
+
+
 @HOST
 def test_room__one_client_cannot_have_all_mappings(helper):
     path = store(helper, "f", blob(1, SIZE))

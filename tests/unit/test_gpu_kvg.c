@@ -11,6 +11,53 @@
 static struct kvg_ctx *ctx;
 static uint8_t *content;
 
+/* ---- Late answers ---- */
+
+static void put_map_reply(int to, uint64_t id, uint64_t map, uint32_t flags, int status)
+{
+	static struct kvg_message reply;
+	const uint64_t size = GRANULE;
+
+	memset(&reply, 0, sizeof(reply));
+	reply.type = KVG_MAP;
+	reply.flags = KVG_FLAG_REPLY | flags;
+	reply.id = id;
+	reply.map = map;
+	reply.status = status;
+	if (status == 0) {
+		kvg_sizes_put(&size, 1, &reply);
+		reply.fds[0] = to;
+		reply.fd_count = 1;
+	}
+	assert_int_equal(kvg_send(to, &reply), 0);
+}
+
+/* A mapping that came when nobody waited for it any more is given back, once. */
+static void test_ctx__gives_back_what_comes_too_late(void **state)
+{
+	static struct kvg_message got;
+	int ends[2];
+
+	(void)state;
+	assert_int_equal(
+		socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+	ctx->fd = ends[0];
+	ctx->had_helper = true;
+	put_map_reply(ends[1], 99, 5, KVG_FLAG_MORE, 0);
+	put_map_reply(ends[1], 99, 5, 0, 0);
+	put_map_reply(ends[1], 98, 6, 0, -EIO);
+	put_map_reply(ends[1], 97, 0, 0, -ENOSPC);
+	assert_int_equal(kvg_dispatch(ctx), 0);
+	for (uint64_t map = 5; map < 7; map++) {
+		assert_int_equal(kvg_receive(ends[1], &got), 0);
+		assert_int_equal(got.type, KVG_UNMAP);
+		assert_int_equal(got.map, map);
+	}
+	assert_int_equal(kvg_receive(ends[1], &got), -EAGAIN);
+	(void)close(ends[1]);
+	assert_int_equal(kvg_dispatch(ctx), -EPIPE);
+}
+
 /* ---- Lists ---- */
 
 static void assert_list(const struct kvg_seg *segs, size_t n, uint64_t most,
@@ -323,6 +370,7 @@ int main(void)
 		TEST(test_op__survives_any_failure_of_the_driver),
 		TEST(test_op__can_be_polled),
 		TEST(test_ctx__without_a_helper),
+		TEST(test_ctx__gives_back_what_comes_too_late),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
