@@ -43,11 +43,14 @@ static struct kvg_lane *free_lane(struct kvg_stager *stager)
 /* LANE's stream has been given what it is to do for JOB, or R is why not. */
 static void lane_start(struct kvg_stager *stager, struct kvg_lane *lane, struct kvg_job *job, int r)
 {
-	if (r == 0)
-		r = stager->backend->ops->event_record(stager->backend, lane->event, lane->stream);
-	/* Some of it may be under way: the lane is watched all the same. */
-	if (r < 0)
-		kvg_job_fail(job, r);
+	const struct kvg_backend_ops *ops = stager->backend->ops;
+	int recorded = ops->event_record(stager->backend, lane->event, lane->stream);
+
+	/* Some of a failed copy may be under way: its memory is not to be used before that ends. */
+	if (recorded < 0)
+		(void)ops->stream_sync(stager->backend, lane->stream);
+	if (r < 0 || recorded < 0)
+		kvg_job_fail(job, r < 0 ? r : recorded);
 	lane->busy = true;
 	lane->job = job;
 	lane->slot = NULL;

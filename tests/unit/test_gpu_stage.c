@@ -42,6 +42,8 @@ static struct {
 	unsigned registered;
 	uint64_t longest_register;
 	unsigned fail_copies;
+	unsigned half_copies; /* fail, and some of their bytes are under way */
+	unsigned fail_records;
 	unsigned copies;
 } sim;
 
@@ -177,6 +179,8 @@ static int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind
 	sim.link_free_us += LINK_GAP_US + (double)bytes / LINK_BYTES_PER_US;
 	*(double *)stream = sim.link_free_us;
 	sim.copies++;
+	if (sim_strike(&sim.half_copies))
+		return -EIO;
 	return sim.timed ? 0 : kvg_backend_host.copy(b, NULL, kind, copies, count);
 }
 
@@ -197,7 +201,17 @@ static int sim_event_new(struct kvg_backend *b, struct kvg_event **ret_event)
 static int sim_event_record(struct kvg_backend *b, struct kvg_event *event, kvg_stream stream)
 {
 	(void)b;
+	if (sim_strike(&sim.fail_records))
+		return -EIO;
 	((struct sim_event *)event)->end_us = *(double *)stream;
+	return 0;
+}
+
+static int sim_stream_sync(struct kvg_backend *b, kvg_stream stream)
+{
+	(void)b;
+	if (sim.now_us < *(double *)stream)
+		sim.now_us = *(double *)stream;
 	return 0;
 }
 
@@ -255,6 +269,7 @@ static int setup(void **state)
 	ops = kvg_backend_host;
 	ops.stream_new = sim_stream_new;
 	ops.stream_free = sim_stream_free;
+	ops.stream_sync = sim_stream_sync;
 	ops.copy = sim_copy;
 	ops.fill = sim_fill;
 	ops.event_new = sim_event_new;
@@ -684,6 +699,32 @@ static void test_stage__reports_a_failed_copy(void **state)
 	file_done(&file);
 }
 
+/* What a copy that failed half-way still reads is not used for anything else. */
+static void test_stage__waits_for_what_a_failed_copy_began(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start(3, 4);
+	file_init(&file, 4 * MIB, 3);
+	for (unsigned record = 0; record < 2; record++) {
+		sim.half_copies = record ? 0 : 1;
+		kvg_stager_submit(stager, &file.job);
+		while (sim.copies == 0) {
+			if (!kvg_stager_step(stager))
+				sim.now_us = next_end();
+			sim.fail_records = record;
+		}
+		assert_ptr_equal(run(), &file.job);
+		assert_int_equal(file.job.result, -EIO);
+		assert_true(sim.now_us >= sim.link_free_us);
+		sim.fail_records = sim.copies = 0;
+	}
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	file_done(&file);
+}
+
 /* ---- Speed ---- */
 
 /* Fraction of BYTES_PER_US at which a file of 2 GiB comes in. */
@@ -773,6 +814,7 @@ int main(void)
 		TEST(refuses_insane_extents),
 		TEST(gives_up_a_drive_that_hangs),
 		TEST(reports_a_failed_copy),
+		TEST(waits_for_what_a_failed_copy_began),
 		TEST(fills_the_link_from_dram),
 		TEST(fills_the_link_from_drives),
 		TEST(fills_slow_drives),
