@@ -5,9 +5,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -148,6 +150,14 @@ void kv_gpu_changed(struct kv_gpu *gpu, uint64_t ino)
 	}
 }
 
+/* Most of the queue is for notes that must not get lost. */
+static bool has_room_for_hints(const struct kv_link *link)
+{
+	int queued;
+
+	return ioctl(link->fd, SIOCOUTQ, &queued) == 0 && queued < link->queue_size / 4;
+}
+
 void kv_gpu_opened(struct kv_gpu *gpu, struct kv_handle *handle, uid_t uid)
 {
 	struct kv_gpu_reply note = {
@@ -169,7 +179,7 @@ void kv_gpu_opened(struct kv_gpu *gpu, struct kv_handle *handle, uid_t uid)
 		struct kv_link *link = gpu->links[i];
 
 		/* It is only a hint: a helper that is busy does without. */
-		if (link && !link->broken && link->wants_hot)
+		if (link && !link->broken && link->wants_hot && has_room_for_hints(link))
 			(void)send_note(link, &note);
 	}
 }
@@ -185,6 +195,17 @@ static bool is_trusted(int fd)
 	       (peer.uid == geteuid() || peer.uid == 0);
 }
 
+/* As much as it gets: more than the system's limit is for privileged daemons only. */
+static void enlarge_queue(struct kv_link *link)
+{
+	const int wanted = KV_GPU_QUEUE_SIZE;
+	socklen_t size = sizeof(link->queue_size);
+
+	if (setsockopt(link->fd, SOL_SOCKET, SO_SNDBUFFORCE, &wanted, sizeof(wanted)) < 0)
+		(void)setsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof(wanted));
+	(void)getsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &link->queue_size, &size);
+}
+
 static void accept_link(struct kv_gpu *gpu)
 {
 	_cleanup_fd_ int fd = accept4(gpu->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -198,6 +219,7 @@ static void accept_link(struct kv_gpu *gpu)
 	RB_INIT(&link->watches);
 	LIST_INIT(&link->holds);
 	link->fd = fd;
+	enlarge_queue(link);
 	KV_LOCKED(&gpu->lock);
 	for (unsigned i = 0; i < KV_GPU_LINKS_MAX; i++) {
 		if (gpu->links[i])

@@ -17,6 +17,8 @@
 /* Helpers at once: one a GPU or a part of one, and tools. */
 #define KV_GPU_LINKS_MAX 64u
 #define KV_GPU_WATCHES_MAX (1u << 20)
+/* What a helper may be behind with notes: bytes, of which the kernel makes the double. */
+#define KV_GPU_QUEUE_SIZE (512 << 10)
 
 struct kv_ticket {
 	RB_ENTRY(kv_ticket) entry;
@@ -46,6 +48,7 @@ RB_HEAD(kv_watch_tree, kv_watch);
 /* One helper. */
 struct kv_link {
 	int fd;
+	int queue_size; /* bytes, as the kernel counts them */
 	bool said_hello;
 	bool wants_hot;                 /* gpu lock */
 	bool broken;                    /* gpu lock; it does not read: to be ended */

@@ -220,6 +220,15 @@ def test_hot__is_told_at_an_open_for_reading_if_it_was_asked_for(link):
     quiet.close()
 
 
+def test_changed__is_told_to_who_is_behind_with_hints(link):
+    ino = watched(link)
+    for _ in range(3000):
+        get(link.kv.mnt / "f")
+    put(link.kv.file, b"new")
+    assert next_note(link, gpulink.CHANGED).ino == ino
+    assert link.ask(gpulink.UNWATCH, ino=ino).status == 0
+
+
 def test_daemon__does_not_wait_for_a_helper_that_does_not_read(link):
     """It is let go, so that it knows that it missed something; the mount goes on."""
     ino = watched(link)
