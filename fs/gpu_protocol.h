@@ -9,20 +9,28 @@
  *	daemon  -> helper   struct kv_gpu_reply with TYPE CHANGED or HOT and id 0, whenever it likes
  *
  *	HELLO    session, device (of the mount), count of data devices; descriptors: the data
- *devices, for reading, O_DIRECT where they take it LOCATE   of a ticket, or (token zero) of ino and
- *number for uid: hold, ino, number, uid, size, flags; descriptor: the DRAM object, for reading, if
- *the file is RESIDENT. What it names is there, unchanged, until DROP of the hold or the end of the
- *connection. From then on CHANGED is sent when the file has other content or none, until UNWATCH
- *	CHUNKS   of a hold, from chunk `first` on: count struct kv_gpu_chunk, each followed by its
- *	         extents
+ *	         devices, for reading, O_DIRECT where they take it
+ *
+ *	LOCATE   of a ticket, or (token zero) of ino and number for uid: hold, ino, number, uid,
+ *	         size, flags; descriptor: the DRAM object, for reading, if the file is RESIDENT.
+ *	         What it names is there, unchanged, until DROP of the hold or the end of the
+ *	         connection. From then on CHANGED is sent when the file has other content or
+ *	         none, until as many UNWATCH came as LOCATE were answered
+ *
+ *	CHUNKS   of a hold, from chunk `first` on: count struct kv_gpu_chunk, each followed by
+ *	         its extents
+ *
  *	DROP     hold
+ *
  *	UNWATCH  ino: takes one LOCATE of it back
+ *
  *	CHANGED  ino: what was located is not the file's content any more
- *	HOT      ino, number, uid, size: UID opened it for reading; only if HELLO asked for it. May
- *get lost
+ *
+ *	HOT      ino, number, uid, size: UID opened it for reading; only if HELLO asked for it.
+ *	         May get lost
  *
  * The daemon never waits for a helper: a connection that does not take what it is sent is ended,
- *and whoever connects again must take everything it had for changed.
+ * and whoever connects again must take everything it had for changed.
  */
 #ifndef KVFS_FS_GPU_PROTOCOL_H
 #define KVFS_FS_GPU_PROTOCOL_H

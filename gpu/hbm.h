@@ -13,12 +13,12 @@
  *	                (retry after 100 ms x 2^k)   (absent)
  *
  * A STALE entry is found by no one any more (its file has changed, or it is being given up); it
- *goes with its last mapping. When room is short and nothing is idle, mappings of clients that
- *agreed are revoked; one that is not given back by the deadline leaves an ORPHAN: our reference is
- *dropped, but the bytes count, against whoever still has them, until that process has ended. A
+ * goes with its last mapping. When room is short and nothing is idle, mappings of clients that
+ * agreed are revoked; one that is not given back by the deadline leaves an ORPHAN: our reference
+ * is dropped, but the bytes count, against whoever still has them, until that process has ended. A
  * segment that was ever exported is never used for another file, and none is exported before what
- *it held of others is gone: it is filled with zeros first, since it is shared while it is still
- *staged.
+ * it held of others is gone: it is filled with zeros first, since it is shared while it is still
+ * staged.
  *
  * Threads: one. It calls nobody back but the hooks. Times are milliseconds of a monotonic clock.
  * Errors: negative errno.

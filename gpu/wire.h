@@ -19,14 +19,25 @@
  *	    56     8  zero
  *
  *	HELLO     c -> s; reply: struct kvg_hello
- *	MAP       c -> s, ticket, 1 descriptor (the file); reply: map id, file's size in length, for
- *	          each segment its size (u64) and a descriptor; the first packet has one descriptor
- *	          more, in front: the watermark page. MORE: another packet follows. Without READY
- *set, READY comes later READY     s -> c: map id, status UNMAP     c -> s: map id; no reply
+ *
+ *	MAP       c -> s, ticket, 1 descriptor (the file)
+ *	          reply: map id, file's size in length, for each segment its size (u64) and a
+ *	          descriptor; the first packet has one descriptor more, in front: the watermark
+ *	          page. MORE: another packet follows. Without READY set, READY comes later. An
+ *	          error with a map id ends a mapping that was begun: UNMAP it
+ *
+ *	READY     s -> c: map id, status
+ *
+ *	UNMAP     c -> s: map id; no reply
+ *
  *	PREFETCH  c -> s, ticket, 1 descriptor; reply: status
+ *
  *	STAT      c -> s, ticket or nothing, with it 1 descriptor; reply: struct kvg_wire_stat
+ *
  *	EVICT     c -> s, ticket, 1 descriptor; reply: status, bytes in length
+ *
  *	REVOKE    s -> c: map id, milliseconds in length
+ *
  *	INVALID   s -> c: map id: the file has other content now, or none
  *
  * Nothing here allocates. Functions return 0 or negative errno: -EPROTO, not a packet of this
