@@ -58,14 +58,43 @@ void kvg_lease_free(struct kvg_lease *lease)
 	free(lease);
 }
 
-bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message)
+/* Its end is seen by the loop, when nobody looks at it. */
+static void end_client(struct kvg_client *client)
+{
+	if (client->fd >= 0)
+		(void)shutdown(client->fd, SHUT_RDWR);
+}
+
+int kvg_client_try(struct kvg_client *client, const struct kvg_message *message)
 {
 	int r = client->fd < 0 ? -EPIPE : kvg_send(client->fd, message);
 
-	/* Its end is seen by the loop, when nobody looks at it. */
-	if (r < 0 && client->fd >= 0)
-		(void)shutdown(client->fd, SHUT_RDWR);
+	if (r < 0 && r != -EAGAIN)
+		end_client(client);
+	return r;
+}
+
+bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message)
+{
+	int r = kvg_client_try(client, message);
+
+	if (r == -EAGAIN)
+		end_client(client);
 	return r == 0;
+}
+
+void kvg_client_owes(struct kvg_client *client, bool owes)
+{
+	struct epoll_event event = {
+		.events = owes ? EPOLLIN | EPOLLOUT : EPOLLIN,
+		.data.ptr = client,
+	};
+
+	if (client->owes == owes)
+		return;
+	client->owes = owes;
+	if (epoll_ctl(client->server->epoll_fd, EPOLL_CTL_MOD, client->fd, &event) < 0)
+		end_client(client);
 }
 
 static bool is_alive(const struct kvg_client *client)
@@ -105,6 +134,7 @@ static void client_gone(struct kvg_server *server, struct kvg_client *client)
 	kvg_forget_client(server, client);
 	(void)close(client->fd);
 	client->fd = -1;
+	client->owes = false;
 	if (watch(server, client->pidfd, client) < 0)
 		client_free(server, client);
 }
@@ -162,6 +192,7 @@ static void accept_client(struct kvg_server *server)
 	if (!client)
 		return;
 	LIST_INIT(&client->leases);
+	client->server = server;
 	client->pid = peer.pid;
 	client->uid = peer.uid;
 	client->pidfd = peer_pidfd(fd, peer.pid);
@@ -183,6 +214,8 @@ static void serve_client(struct kvg_server *server, struct kvg_client *client)
 		client_free(server, client);
 		return;
 	}
+	if (client->owes)
+		kvg_settle(client);
 	for (unsigned i = 0; i < MESSAGES_MAX && r == 0; i++) {
 		r = kvg_receive(client->fd, &message);
 		if (r == 0)

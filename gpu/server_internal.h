@@ -32,11 +32,17 @@ struct kvg_lease {
 	struct kvg_map *map;
 	uint64_t id;
 	bool told; /* that it is ready, or never will be */
+	/* Notes that its client's socket had no room for: a bit 1 << enum kvg_type each. */
+	unsigned owed;
+	int status;          /* READY's */
+	int64_t deadline_ms; /* REVOKE's */
 };
 
 struct kvg_client {
 	struct kvg_holder holder; /* first member */
 	LIST_ENTRY(kvg_client) entry;
+	struct kvg_server *server;
+	bool owes; /* notes: its socket is watched for room */
 	int fd;    /* -1: it has gone, but its process lives on with what it has mapped */
 	int pidfd; /* -1: its end cannot be watched */
 	pid_t pid;
@@ -113,6 +119,10 @@ struct kvg_server {
 int64_t kvg_server_now(void);
 /* Sends; a client that does not read is ended later, by its caller's loop. False if it is gone. */
 bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message);
+/* The same for notes of CLIENT's leases: without room it returns -EAGAIN, and nothing is ended. */
+int kvg_client_try(struct kvg_client *client, const struct kvg_message *message);
+/* Notes are owed (or no more): CLIENT's socket is watched for room. */
+void kvg_client_owes(struct kvg_client *client, bool owes);
 /* CLIENT has nothing any more. */
 void kvg_lease_free(struct kvg_lease *lease);
 
@@ -125,6 +135,8 @@ void kvg_serve_hint(struct kvg_server *server, const struct kv_gpu_reply *note);
 /* CLIENT goes: what it waits for is for nobody. */
 void kvg_forget_client(struct kvg_server *server, struct kvg_client *client);
 void kvg_pendings_free(struct kvg_server *server);
+/* Sends the notes that CLIENT is owed, as far as there is room now. */
+void kvg_settle(struct kvg_client *client);
 /* Tells all who have ENTRY mapped and wait. ENTRY may be gone afterwards. */
 void kvg_tell_ready(struct kvg_entry *entry, int status);
 void kvg_tell_invalid(struct kvg_entry *entry);

@@ -30,21 +30,63 @@ static struct kvg_message *reply_to(uint16_t type, uint64_t id, int status)
 	return reply;
 }
 
+/* ---- Notes ---- */
+
+/* Those that LEASE is owed. -EAGAIN: there is no room for more. */
+static int send_owed(struct kvg_lease *lease)
+{
+	static const uint16_t types[] = {KVG_READY, KVG_INVALID, KVG_REVOKE};
+
+	for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+		struct kvg_message *message;
+		int64_t left_ms;
+
+		if (!(lease->owed & 1u << types[i]))
+			continue;
+		message = message_for(types[i]);
+		message->map = lease->id;
+		if (types[i] == KVG_READY)
+			message->status = lease->status;
+		left_ms = lease->deadline_ms - kvg_server_now();
+		if (types[i] == KVG_REVOKE)
+			message->length = left_ms > 0 ? (uint64_t)left_ms : 0;
+		if (kvg_client_try(lease->client, message) == -EAGAIN)
+			return -EAGAIN;
+		lease->owed &= ~(1u << types[i]);
+	}
+	return 0;
+}
+
+/* Who reads slowly is not ended for what others do: a note waits with its lease. */
+static void give_note(struct kvg_lease *lease, enum kvg_type type)
+{
+	lease->owed |= 1u << type;
+	if (!lease->client->owes && send_owed(lease) == -EAGAIN)
+		kvg_client_owes(lease->client, true);
+}
+
+void kvg_settle(struct kvg_client *client)
+{
+	struct kvg_lease *lease;
+
+	LIST_FOREACH (lease, &client->leases, entry)
+		if (send_owed(lease) == -EAGAIN)
+			return;
+	kvg_client_owes(client, false);
+}
+
 void kvg_tell_ready(struct kvg_entry *entry, int status)
 {
 	struct kvg_map *map;
 
 	LIST_FOREACH (map, &entry->maps, of_entry) {
 		struct kvg_lease *lease = map->owner;
-		struct kvg_message *message;
 
 		if (lease->told)
 			continue;
 		lease->told = true;
-		message = message_for(KVG_READY);
-		message->map = lease->id;
-		message->status = status;
-		(void)kvg_client_send(lease->client, message);
+		lease->status = status;
+		give_note(lease, KVG_READY);
 	}
 }
 
@@ -52,24 +94,17 @@ void kvg_tell_invalid(struct kvg_entry *entry)
 {
 	struct kvg_map *map;
 
-	LIST_FOREACH (map, &entry->maps, of_entry) {
-		const struct kvg_lease *lease = map->owner;
-		struct kvg_message *message = message_for(KVG_INVALID);
-
-		message->map = lease->id;
-		(void)kvg_client_send(lease->client, message);
-	}
+	LIST_FOREACH (map, &entry->maps, of_entry)
+		give_note(map->owner, KVG_INVALID);
 }
 
 void kvg_tell_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms)
 {
-	const struct kvg_lease *lease = map->owner;
-	struct kvg_message *message = message_for(KVG_REVOKE);
+	struct kvg_lease *lease = map->owner;
 
 	(void)arg;
-	message->map = lease->id;
-	message->length = (uint64_t)(deadline_ms - kvg_server_now());
-	(void)kvg_client_send(lease->client, message);
+	lease->deadline_ms = deadline_ms;
+	give_note(lease, KVG_REVOKE);
 }
 
 /* ---- MAP ---- */
@@ -227,7 +262,7 @@ static int map_located(
 	uint64_t size = answer->reply->size;
 	uint64_t end = pending->length > 0 ? pending->offset + pending->length : size;
 	struct kvg_entry *entry;
-	struct kvg_lease *lease;
+	struct kvg_lease *lease = NULL;
 	int r = pending->offset < end && end <= size ? 0 : -EINVAL;
 
 	if (r < 0) {

@@ -405,6 +405,27 @@ def test_invalid__is_told_and_old_bytes_stay(helper, change):
 
 
 @HOST
+def test_invalid__is_told_to_who_reads_slowly(helper):
+    """More notes than its socket holds: they wait, and nothing of it is ended."""
+    path, count = store(helper, "f", blob(1, SIZE)), 1000
+    engine_of(helper).map(str(path))
+    raw = Raw(helper)
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+        for i in range(count):
+            kind, flags, status, _, fds = raw.ask(gpu.MAP, ticket, [f.fileno()], request=i)
+            assert (kind, status, flags & 4) == (gpu.MAP, 0, 4)
+            for fd in fds:
+                os.close(fd)
+    put(path, blob(2, SIZE))
+    eventually(lambda: helper.stats()["invalidated"] == 1)
+    for _ in range(count):
+        assert raw.receive()[0] == gpu.INVALID
+    assert raw.ask(gpu.HELLO)[2] == 0
+    raw.close()
+
+
+@HOST
 def test_invalid__of_new_content_is_told_when_the_old_is_given_back(helper):
     path = store(helper, "f", blob(1, SIZE))
     old, new = engine_of(helper), engine_of(helper)
