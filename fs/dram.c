@@ -241,18 +241,10 @@ static uint64_t shortage(const struct kv_dram *dram, uint64_t bytes)
 	return wanted > dram->options.budget_bytes ? wanted - dram->options.budget_bytes : 0;
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* Waits for somebody to give back, at most until DEADLINE. Holds the lock before and after. */
 static void wait_given_back(struct kv_dram *dram, int64_t deadline_ms)
 {
-	int64_t until = now_ms() + WAIT_SLICE_MS;
+	int64_t until = kv_monotonic_ms() + WAIT_SLICE_MS;
 	struct timespec time;
 
 	if (until > deadline_ms)
@@ -276,7 +268,7 @@ static uint64_t try_charge(struct kv_dram *dram, uint64_t bytes)
 
 int kv_dram_charge(struct kv_dram *dram, uint64_t bytes, unsigned wait_ms)
 {
-	int64_t deadline_ms = now_ms() + wait_ms;
+	int64_t deadline_ms = kv_monotonic_ms() + wait_ms;
 
 	if (bytes > dram->options.budget_bytes)
 		return -E2BIG;
@@ -293,7 +285,7 @@ int kv_dram_charge(struct kv_dram *dram, uint64_t bytes, unsigned wait_ms)
 			freed = dram->options.reclaim(dram->options.reclaim_arg, missing);
 		if (freed > 0)
 			continue;
-		if (now_ms() >= deadline_ms)
+		if (kv_monotonic_ms() >= deadline_ms)
 			return -EAGAIN;
 		KV_LOCKED(&dram->lock);
 		/* What was given back since the look above has signalled nobody. */

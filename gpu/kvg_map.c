@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "fs/base.h"
 #include "gpu/kvg_internal.h"
@@ -13,14 +12,6 @@
 #define STAGE_BYTES_PER_MS 100000
 /* Between two looks whether the helper lives. */
 #define SLEEP_MS 100
-
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 /* ---- Taking the segments in ---- */
 
@@ -165,8 +156,8 @@ int kvg_unmap(struct kvg_buf *buf, kvg_stream_handle stream)
 /* READY, or why it will never be. */
 static int wait_ready(struct kvg_buf *buf)
 {
-	int64_t end_ms =
-		now_ms() + STAGE_PATIENCE_MS + (int64_t)(buf->ticket.size / STAGE_BYTES_PER_MS);
+	int64_t end_ms = kv_monotonic_ms() + STAGE_PATIENCE_MS +
+			 (int64_t)(buf->ticket.size / STAGE_BYTES_PER_MS);
 
 	while (!buf->ready) {
 		int r = kvg_next(buf->ctx, SLEEP_MS);
@@ -175,7 +166,7 @@ static int wait_ready(struct kvg_buf *buf)
 			kvg_ignore(buf->ctx);
 		if (r < 0 && r != -EAGAIN)
 			return r;
-		if (now_ms() > end_ms)
+		if (kv_monotonic_ms() > end_ms)
 			return kvg_fail(buf->ctx, -ETIMEDOUT, "the file does not arrive");
 	}
 	return buf->status < 0 ? kvg_fail(buf->ctx, buf->status, "the file could not be staged: %s",
@@ -200,7 +191,7 @@ static int look(const struct kvg_buf *buf, uint64_t end)
 int kvg_wait(struct kvg_buf *buf, uint64_t upto, int timeout_ms)
 {
 	uint64_t end = buf->off + kv_min_u64(upto, buf->len);
-	int64_t end_ms = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms;
+	int64_t end_ms = timeout_ms < 0 ? INT64_MAX : kv_monotonic_ms() + timeout_ms;
 
 	for (;;) {
 		uint32_t sequence =
@@ -214,7 +205,7 @@ int kvg_wait(struct kvg_buf *buf, uint64_t upto, int timeout_ms)
 		r = kvg_dispatch(buf->ctx);
 		if (r < 0 && look(buf, end) == -EAGAIN)
 			return r;
-		left_ms = end_ms - now_ms();
+		left_ms = end_ms - kv_monotonic_ms();
 		if (left_ms <= 0)
 			return kvg_fail(buf->ctx, -ETIMEDOUT, "not there yet");
 		kvg_watermark_sleep(

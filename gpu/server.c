@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <time.h>
 
 #include "fs/error.h"
 #include "fs/log.h"
@@ -33,14 +32,6 @@
 #define MESSAGES_MAX 64u
 /* What a context takes of a real device's memory. */
 #define CONTEXT_BYTES (UINT64_C(600) << 20)
-
-int64_t kvg_server_now(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static int watch(const struct kvg_server *server, int fd, void *what)
 {
@@ -153,7 +144,7 @@ static int peer_pidfd(int fd, pid_t pid)
 /* Who waits to be accepted would wake the loop without end. */
 static void pause_listening(struct kvg_server *server, int error)
 {
-	int64_t now_ms = kvg_server_now();
+	int64_t now_ms = kv_monotonic_ms();
 
 	(void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, server->listen_fd, NULL);
 	server->listen_ms = now_ms + TICK_MS;
@@ -260,7 +251,7 @@ static void on_lost(void *arg)
 {
 	struct kvg_server *server = arg;
 
-	server->lost_ms = kvg_server_now();
+	server->lost_ms = kv_monotonic_ms();
 	server->connection++;
 	kv_log_warning(
 		"gpu", "the daemon has gone, trying to reach it store=%s", server->options.store);
@@ -316,7 +307,7 @@ static void check_device(struct kvg_server *server)
 
 static void tick(struct kvg_server *server)
 {
-	int64_t now_ms = kvg_server_now();
+	int64_t now_ms = kv_monotonic_ms();
 
 	listen_again(server, now_ms);
 	kvg_source_tick(server->source, now_ms);

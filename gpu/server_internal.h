@@ -116,7 +116,6 @@ struct kvg_server {
 
 /* ---- server.c ---- */
 
-int64_t kvg_server_now(void);
 /* Sends; a client that does not read is ended later, by its caller's loop. False if it is gone. */
 bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message);
 /* The same for notes of CLIENT's leases: without room it returns -EAGAIN, and nothing is ended. */

@@ -47,7 +47,7 @@ static int send_owed(struct kvg_lease *lease)
 		message->map = lease->id;
 		if (types[i] == KVG_READY)
 			message->status = lease->status;
-		left_ms = lease->deadline_ms - kvg_server_now();
+		left_ms = lease->deadline_ms - kv_monotonic_ms();
 		if (types[i] == KVG_REVOKE)
 			message->length = left_ms > 0 ? (uint64_t)left_ms : 0;
 		if (kvg_client_try(lease->client, message) == -EAGAIN)
@@ -244,7 +244,7 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 	if (pending->flags & KVG_FLAG_NOSTAGE)
 		r = -ENODATA;
 	if (r == 0)
-		r = kvg_hbm_admit(server->hbm, key, answer->reply->size, kvg_server_now(), &entry);
+		r = kvg_hbm_admit(server->hbm, key, answer->reply->size, kv_monotonic_ms(), &entry);
 	if (r < 0) {
 		kvg_decline(server, answer->reply);
 		return r;
@@ -464,7 +464,7 @@ void kvg_serve_hint(struct kvg_server *server, const struct kv_gpu_reply *note)
 	struct kvg_pending *pending;
 
 	if (note->size < server->info.granularity || kvg_hbm_find(server->hbm, &key) ||
-		!kvg_hbm_hint(server->hbm, &key, kvg_server_now()))
+		!kvg_hbm_hint(server->hbm, &key, kv_monotonic_ms()))
 		return;
 	pending = calloc(1, sizeof(*pending));
 	if (!pending)

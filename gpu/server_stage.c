@@ -111,7 +111,7 @@ static void finish(struct kvg_placement *placement, int result)
 	kv_log_warning("gpu", "staging failed ino=%" PRIu64 " version=%" PRIu64 " error=\"%s\"",
 		entry->key.ino, entry->key.version, strerror(-result));
 	kvg_tell_ready(entry, result);
-	kvg_hbm_failed(entry, result, kvg_server_now());
+	kvg_hbm_failed(entry, result, kv_monotonic_ms());
 }
 
 static int make_targets(struct kvg_placement *placement)
@@ -260,7 +260,7 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 		if (file_fd >= 0)
 			(void)close(file_fd);
 		kvg_decline(server, answer->reply);
-		kvg_hbm_failed(entry, -ENOMEM, kvg_server_now());
+		kvg_hbm_failed(entry, -ENOMEM, kv_monotonic_ms());
 		return -ENOMEM;
 	}
 	entry->owner = placement;
@@ -277,7 +277,7 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 	if (r == 0)
 		r = start(placement);
 	if (r < 0)
-		kvg_hbm_failed(entry, r, kvg_server_now());
+		kvg_hbm_failed(entry, r, kv_monotonic_ms());
 	else
 		server->stagings++;
 	return r;

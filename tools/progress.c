@@ -4,7 +4,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "fs/base.h"
 #include "fs/parse.h"
@@ -12,14 +11,6 @@
 #define BAR_WIDTH 30u
 #define BAR_EVERY_MS 100
 #define LINE_EVERY_MS 1000
-
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static void print_state(const struct kv_progress *progress, FILE *out)
 {
@@ -50,7 +41,7 @@ static void draw_bar(struct kv_progress *progress)
 void kv_progress_show(struct kv_progress *progress)
 {
 	bool terminal = isatty(STDERR_FILENO);
-	int64_t now = now_ms();
+	int64_t now = kv_monotonic_ms();
 
 	if (progress->quiet || now < progress->due_ms)
 		return;
