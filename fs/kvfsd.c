@@ -10,7 +10,6 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "fs/daemon.h"
@@ -375,17 +374,6 @@ static int run(struct kv_daemon *daemon, const struct arguments *arguments, int 
 	return r;
 }
 
-/* Many objects may be in use at once, each with a descriptor. */
-static void raise_file_limit(void)
-{
-	struct rlimit limit;
-
-	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-		return;
-	limit.rlim_cur = limit.rlim_max;
-	(void)setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 /* Holds the mount for daemons that run one after the other. */
 static int supervise(struct arguments *arguments, char **argv, int pipe_end)
 {
@@ -420,7 +408,7 @@ int main(int argc, char **argv)
 		return r < 0;
 	daemon.options = arguments.options;
 	kv_log_setup(daemon.options.log_level, KV_LOG_STDERR);
-	raise_file_limit();
+	kv_raise_file_limit();
 	r = kv_privileges_drop();
 	if (r < 0)
 		return fail(strerror(-r)) != 0;

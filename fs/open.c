@@ -210,6 +210,17 @@ void kv_version_close(struct kv_version *version)
 	kv_version_relist_locked(version, version->opens == 0);
 }
 
+/* Lock held. The object of a resident version, busy, for others to map: its pages are never taken
+ * away from a reader from here on. */
+static struct kv_object *expose(struct kv_version *version)
+{
+	if (!version->all_hot || version->opens == 0 || !version->object)
+		return NULL;
+	version->exposed = true;
+	version->busy++;
+	return version->object;
+}
+
 int kv_version_share(struct kv_version *version)
 {
 	struct kv_object *object;
@@ -218,13 +229,10 @@ int kv_version_share(struct kv_version *version)
 
 	{
 		KV_LOCKED(&version->lock);
-		if (!version->all_hot || version->opens == 0 || !version->object)
-			return -EINVAL;
-		/* As with passthrough: who maps the pages may keep them for long. */
-		version->exposed = true;
-		version->busy++;
-		object = version->object;
+		object = expose(version);
 	}
+	if (!object)
+		return -EINVAL;
 	fd = kv_object_get(object);
 	if (fd >= 0) {
 		(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
@@ -249,13 +257,10 @@ int kv_version_backing(struct kv_version *version)
 		KV_LOCKED(&version->lock);
 		if (version->backing > 0)
 			return version->backing;
-		if (!version->all_hot || version->opens == 0 || !version->object)
-			return -EINVAL;
-		/* From here on the object's pages are never taken away from a reader. */
-		version->exposed = true;
-		version->busy++;
-		object = version->object;
+		object = expose(version);
 	}
+	if (!object)
+		return -EINVAL;
 	fd = kv_object_get(object);
 	id = fd < 0 ? fd : core->hooks.backing_open(core->hooks.arg, fd);
 	if (fd >= 0)

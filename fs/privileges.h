@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the process may do: as little as a mount needs.
+ * What the process may do: as little as a mount needs, and as many descriptors as there are.
  *
- * Call kv_privileges_drop once, on the main thread, before there are others. Errors: negative
- * errno.
+ * Call them once, on the main thread, before there are others. Errors: negative errno.
  */
 #ifndef KVFS_FS_PRIVILEGES_H
 #define KVFS_FS_PRIVILEGES_H
@@ -14,5 +13,8 @@
  * cached content is somebody's prompt.
  */
 int kv_privileges_drop(void);
+
+/* As many descriptors as the process may have: objects in use and segments take one each. */
+void kv_raise_file_limit(void);
 
 #endif

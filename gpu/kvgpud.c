@@ -7,11 +7,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 
 #include "fs/base.h"
 #include "fs/log.h"
 #include "fs/parse.h"
+#include "fs/privileges.h"
 #include "gpu/server.h"
 
 #define MESSAGE_SIZE 640u
@@ -159,17 +159,6 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 	return 0;
 }
 
-/* Every segment may be a descriptor. */
-static void raise_file_limit(void)
-{
-	struct rlimit limit;
-
-	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-		return;
-	limit.rlim_cur = limit.rlim_max;
-	(void)setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 int main(int argc, char **argv)
 {
 	struct kvg_server_options options = {
@@ -188,7 +177,7 @@ int main(int argc, char **argv)
 		return r < 0;
 	/* Cached content is somebody's prompt: it must not end in a core file. */
 	(void)prctl(PR_SET_DUMPABLE, 0);
-	raise_file_limit();
+	kv_raise_file_limit();
 	if (kvg_server_new(&options, &server, message, sizeof(message)) < 0)
 		return fail("%s", message) != 0;
 	status = kvg_server_run(server);

@@ -342,17 +342,13 @@ int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_i
  */
 static int check_pages(const char *path)
 {
-	_cleanup_free_ char *file = NULL;
-	_cleanup_fd_ int fd = -1;
+	_cleanup_fd_ int fd = kv_pages_open(path);
 	struct stat st;
 	ssize_t r;
 
-	if (asprintf(&file, "%s/data.mdb", path) < 0) {
-		file = NULL;
-		return -ENOMEM;
-	}
-	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &st) < 0)
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &st) < 0)
 		return -errno;
 	if (st.st_size > (off_t)KV_ENV_SMALL)
 		return 0;

@@ -38,30 +38,24 @@ static void tell_page(void *arg, uint64_t page, const char *what)
 static int check_pages(
 	struct inspection *inspection, const char *path, const struct kv_error *error)
 {
-	_cleanup_free_ char *file = NULL;
-	_cleanup_fd_ int fd = -1;
+	_cleanup_fd_ int fd = kv_pages_open(path);
 	struct kv_pages pages = {.damage = tell_page, .arg = inspection};
 	ssize_t damages;
 
-	if (asprintf(&file, "%s/data.mdb", path) < 0) {
-		file = NULL;
-		return -ENOMEM;
-	}
-	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
-		return kv_fail(error, -errno, "%s cannot be opened: %s", file, strerror(errno));
+		return kv_fail(error, fd, "%s/data.mdb cannot be opened: %s", path, strerror(-fd));
 	pages.fd = fd;
 	damages = kv_pages_check(&pages);
 	if (damages == -EUCLEAN)
-		return kv_fail(error, -EUCLEAN, "%s has no root that could be read", file);
+		return kv_fail(error, -EUCLEAN, "%s/data.mdb has no root that could be read", path);
 	if (damages < 0)
-		return kv_fail(error, (int)damages, "%s cannot be checked: %s", file,
+		return kv_fail(error, (int)damages, "%s/data.mdb cannot be checked: %s", path,
 			strerror((int)-damages));
 	if (damages > 0)
 		return kv_fail(error, -EUCLEAN,
-			"%s has damaged pages: what is on the others cannot be checked before a "
-			"repair",
-			file);
+			"%s/data.mdb has damaged pages: what is on the others cannot be checked "
+			"before a repair",
+			path);
 	return 0;
 }
 

@@ -5,6 +5,9 @@
  */
 #include "index/pages.h"
 
+#include <fcntl.h>
+#include <stdio.h>
+
 #include "fs/base.h"
 
 /*
@@ -563,6 +566,19 @@ static void walk_free(struct walk *walk)
 	free(walk->seen);
 	free(walk->value);
 	free(walk);
+}
+
+int kv_pages_open(const char *path)
+{
+	_cleanup_free_ char *file = NULL;
+	int fd;
+
+	if (asprintf(&file, "%s/data.mdb", path) < 0) {
+		file = NULL;
+		return -ENOMEM;
+	}
+	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
 }
 
 ssize_t kv_pages_check(const struct kv_pages *pages)

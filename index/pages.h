@@ -29,6 +29,8 @@ struct kv_pages {
 	void *arg;
 };
 
+/* data.mdb of the index in PATH, for the check: a descriptor. */
+int kv_pages_open(const char *path);
 /* Returns how many things are wrong: with 0 LMDB can be let at the file. -EUCLEAN: it has no root
  * to begin at. */
 ssize_t kv_pages_check(const struct kv_pages *pages);

@@ -204,17 +204,11 @@ static int copy_all(struct kv_repair *repair)
 	struct kv_key store = kv_key_single(KV_TABLE_META, KV_META_STORE);
 	struct kv_key guard = kv_key_single(KV_TABLE_GUARD, 0);
 	struct kv_pages pages = {.record = copy_record, .arg = repair};
-	_cleanup_free_ char *file = NULL;
-	_cleanup_fd_ int fd = -1;
+	_cleanup_fd_ int fd = kv_pages_open(repair->what->path);
 	ssize_t r;
 
-	if (asprintf(&file, "%s/data.mdb", repair->what->path) < 0) {
-		file = NULL;
-		return -ENOMEM;
-	}
-	fd = open(file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 	if (fd < 0)
-		return -errno;
+		return fd;
 	pages.fd = fd;
 	r = kv_pages_check(&pages);
 	if (r >= 0 && repair->store_size == 0)
