@@ -5,6 +5,7 @@
     elsewhere  a directory in a plain filesystem
     kv         the run's mount in each mode, with a scratch directory kv.dir
     fresh      makes mounts of the test's own: fresh(size="1G", dram="256M", ...)
+    sparse     makes such mounts with stores of 2 TiB
     agent      makes processes that hold files open
 """
 import contextlib
@@ -134,6 +135,21 @@ def fresh(mode):
             errors.append(e)
     if errors:
         raise errors[0]
+
+
+@pytest.fixture
+def sparse(fresh):
+    """Makes mounts of stores of 2 TiB, on a file with holes."""
+    def make(**options):
+        kv = fresh(mount=False, format=False, **options)
+        device = kv.home / "device"
+        with open(device, "wb") as f:
+            f.truncate(2 << 40)
+        kv.devices = [device]
+        kv.format()
+        return kv.mount()
+
+    return make
 
 
 @pytest.fixture

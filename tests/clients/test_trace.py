@@ -14,10 +14,9 @@ import random
 
 import pytest
 from data import KIB, MIB, blob, get, put
-from procs import parallel
+from procs import LONG, parallel
 
 BLOCK = 16 * KIB
-LONG = os.environ.get("KVFS_LONG")
 REQUESTS = 12_000 if LONG else 3000
 
 

@@ -17,6 +17,8 @@ import time
 import traceback
 
 NOBODY = 65534
+# The long run of tools/check: more rounds of the same.
+LONG = bool(os.environ.get("KVFS_LONG"))
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 

@@ -10,9 +10,8 @@ import pytest
 from data import blob, get, put
 from faults import Faults
 from kvmount import MountFailed, build_folder
-from procs import eventually, in_child
+from procs import LONG, eventually, in_child
 
-LONG = bool(os.environ.get("KVFS_LONG"))
 CALLS_MAX = 400 if LONG else 40
 # Of a mount there are some hundred.
 MOUNT_STRIDE = 1 if LONG else 13

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from data import blob, get, put, sync
-from procs import run
+from procs import LONG, run
 
 
 @pytest.fixture
@@ -73,6 +73,6 @@ def test_k1_full_under_the_index(crowded):
     kv.settle()
 
 
-if os.environ.get("KVFS_LONG") != "1":
+if not LONG:
     # The reserve can be too small for a large batch of a busy machine, until that is mended.
     del test_k1_full_under_the_index

@@ -13,11 +13,11 @@ import time
 import pytest
 from kvmount import MountFailed, build_folder
 from manifest import Manifest, check_promises, store
-from procs import Child, eventually
+from procs import LONG, Child, eventually
 
 PLACES = ("writeback-written", "commit-flushed", "commit-published", "publish-before",
           "publish-after", "index-filled", "index-committed", "index-synced")
-ROUNDS = 63 if os.environ.get("KVFS_LONG") else 4
+ROUNDS = 63 if LONG else 4
 
 
 def use(kv, program):

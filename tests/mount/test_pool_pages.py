@@ -53,16 +53,8 @@ def taken(kv):
 
 
 @pytest.fixture
-def huge(fresh):
-    """A store of 2 TiB on a file with holes."""
-    kv = fresh(mount=False, format=False, dram="64M")
-    device = kv.home / "device"
-    with open(device, "wb") as f:
-        f.truncate(2 * TIB)
-    kv.devices = [device]
-    kv.format()
-    kv.mount()
-    return kv
+def huge(sparse):
+    return sparse(dram="64M")
 
 
 @pytest.mark.parametrize("unlinked", (False, True))

@@ -60,16 +60,8 @@ def scratch_pool(kv, size):
 
 
 @pytest.fixture
-def huge(fresh):
-    """A store of 2 TiB on a file with holes."""
-    kv = fresh(mount=False, format=False)
-    device = kv.home / "device"
-    with open(device, "wb") as f:
-        f.truncate(2 * TIB)
-    kv.devices = [device]
-    kv.format()
-    kv.mount()
-    return kv
+def huge(sparse):
+    return sparse()
 
 
 class Pool:

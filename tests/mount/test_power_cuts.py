@@ -11,9 +11,9 @@ import loopdisk
 import pytest
 from kvmount import build_folder
 from manifest import Manifest, check_promises, store
-from procs import Child, eventually
+from procs import LONG, Child, eventually
 
-CUTS = 250 if os.environ.get("KVFS_LONG") else 25
+CUTS = 250 if LONG else 25
 
 
 @pytest.fixture

@@ -16,10 +16,8 @@ import pytest
 from data import MIB, blob, get, put, put_synced
 from ioctls import command
 from kvmount import MountFailed, mount_device
-from procs import Child, eventually, run
+from procs import LONG, Child, eventually, run
 from syscalls import fails
-
-LONG = os.environ.get("KVFS_LONG") == "1"
 
 
 def daemon_of(kv):

@@ -106,19 +106,6 @@ static void assert_sound(const struct unit *unit)
 	unit_close(&fresh);
 }
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_create(&unit, 2, 100000);
-	unit_open(&unit);
-	unit_populate(&unit);
-	unit_check(&unit);
-	unit_close(&unit);
-	*state = &unit;
-	return 0;
-}
-
 static int teardown(void **state)
 {
 	new_remove(*state);
@@ -595,7 +582,7 @@ static void test_index_check__overlap(void **state)
 	unit_remove(&unit);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, populated_setup, teardown)
 
 int main(void)
 {

@@ -178,19 +178,6 @@ static bool try_damage(
 	return true;
 }
 
-static int setup(void **state)
-{
-	static struct unit unit;
-
-	unit_create(&unit, 2, 100000);
-	unit_open(&unit);
-	unit_populate(&unit);
-	unit_check(&unit);
-	unit_close(&unit);
-	*state = &unit;
-	return 0;
-}
-
 static int teardown(void **state)
 {
 	unit_remove(*state);
@@ -255,7 +242,7 @@ static void test_index_hostile__flipped(void **state)
 	free(image.data);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, populated_setup, teardown)
 
 int main(void)
 {

@@ -142,4 +142,18 @@ static inline bool unit_damage(struct unit *unit, struct damage damage, size_t *
 	return code == 0;
 }
 
+/* A whole index for the tests of a program to begin from, closed. */
+static inline int populated_setup(void **state)
+{
+	static struct unit unit;
+
+	unit_create(&unit, 2, 100000);
+	unit_open(&unit);
+	unit_populate(&unit);
+	unit_check(&unit);
+	unit_close(&unit);
+	*state = &unit;
+	return 0;
+}
+
 #endif
