@@ -3,6 +3,7 @@
 
 Every wait has an end: a child that is late is killed and reported.
 """
+import contextlib
 import ctypes
 import faulthandler
 import fcntl
@@ -133,6 +134,15 @@ def parallel(func, arguments, timeout=90, **who):
     if error:
         raise error
     return results
+
+
+def open_files(pid):
+    """{number: what it leads to} of PID's descriptors; those that end meanwhile are not there."""
+    links = {}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links[int(number)] = os.readlink(f"/proc/{pid}/fd/{number}")
+    return links
 
 
 def eventually(condition, timeout=10, what="the condition"):

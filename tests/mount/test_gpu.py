@@ -12,7 +12,7 @@ from data import MIB, blob, get, put
 from gpu import EARLY, NOSTAGE, REVOCABLE, Engine, Raw
 from gpufixtures import (EVERYWHERE, FAKE, HOST, SIZE, SMALL, cold, digest, engine_of, helper,
                          mode, packed_ticket, pytest_generate_tests, start, store)  # noqa: F401
-from procs import NOBODY, as_nobody, eventually, in_child
+from procs import NOBODY, as_nobody, eventually, in_child, open_files
 from syscalls import fails
 
 
@@ -194,8 +194,7 @@ def test_map__refuses_bad_descriptors(helper, fresh):
         os.close(fd)
     raw.close()
     # What holds a descriptor of the mount would keep it from ending.
-    fds = os.listdir(f"/proc/{helper.process.pid}/fd")
-    links = [os.readlink(f"/proc/{helper.process.pid}/fd/{fd}") for fd in fds]
+    links = open_files(helper.process.pid).values()
     assert not [link for link in links if str(helper.kv.mnt) in link], links
     assert helper.stats()["malformed"] == 0
 

@@ -6,7 +6,7 @@ import os
 import signal
 
 from data import put
-from procs import Child, eventually
+from procs import Child, eventually, open_files
 
 PIDFD_GETFD = 438
 
@@ -14,10 +14,10 @@ PIDFD_GETFD = 438
 def fuse_device_of(pid):
     """A copy of the descriptor that the daemon serves the mount through."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        if os.readlink(f"/proc/{pid}/fd/{number}") == "/dev/fuse":
+    for number, link in open_files(pid).items():
+        if link == "/dev/fuse":
             pidfd = os.pidfd_open(pid)
-            fd = libc.syscall(PIDFD_GETFD, pidfd, int(number), 0)
+            fd = libc.syscall(PIDFD_GETFD, pidfd, number, 0)
             os.close(pidfd)
             assert fd >= 0, os.strerror(ctypes.get_errno())
             return fd

@@ -14,7 +14,7 @@ import struct
 import pytest
 from data import MIB, blob, get, put, put_synced, sync
 from ioctls import COOL, DROP_SIZE, EVICT, LOOKUP, LOOKUP_SIZE, WARM, WARM_SIZE, command, lookup
-from procs import NOBODY, as_nobody, eventually, in_child, run
+from procs import NOBODY, as_nobody, eventually, in_child, open_files, run
 from syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fails, fallocate
 
 OWNER, GROUP, STRANGER = 1001, 2002, 3003
@@ -183,8 +183,7 @@ def test_s2_ioctl_fuzz_by_another_user(kv):
 
 def test_s2_one_socket_for_gpu_helpers(kv):
     """Else all control is by calls on files, whose modes decide; and that one is the owner's."""
-    links = [os.readlink(f"/proc/{kv.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{kv.pid}/fd")]
-    inodes = set(re.findall(r"socket:\[(\d+)\]", " ".join(links)))
+    inodes = set(re.findall(r"socket:\[(\d+)\]", " ".join(open_files(kv.pid).values())))
     with open("/proc/net/unix", encoding="ascii", errors="replace") as table:
         bound = {line.split()[6]: line.split()[7] for line in list(table)[1:] if len(line.split()) > 7}
     assert {os.path.basename(bound[i]) for i in inodes & set(bound)} == {"gpu.sock"}
