@@ -166,6 +166,8 @@ void kv_file_touch(struct kv_file *file);
 bool kv_core_lease(struct kv_core *core, uint64_t ino);
 /* The same for a file that was just found in the index, with that look: -ENOENT if it is gone. */
 int kv_core_lease_found(struct kv_core *core, uint64_t ino);
+/* INO is about to lose the name that it was leased by: it stays for a moment only. */
+void kv_core_lease_renamed(struct kv_core *core, uint64_t ino);
 /* Milliseconds that are left of the lease, 0 if there is none. */
 int64_t kv_core_lease_left(struct kv_core *core, uint64_t ino);
 

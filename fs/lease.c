@@ -11,7 +11,8 @@
 #define TICK_MS 16
 /*
  * What was just published stays so long, or for a lease if that is shorter: its writer is about to
- * rename it. No longer, for a store that takes in more than it holds must be able to evict it.
+ * rename it, and then somebody may look up the new name. No longer, for a store that takes in more
+ * than it holds must be able to evict it.
  */
 #define PUBLISHED_MS 1000
 
@@ -39,6 +40,13 @@ static int64_t left_ms(const struct kv_core *core, uint32_t ticks)
 	int64_t lease = (int64_t)core->options.lease_ms;
 
 	return ticks != 0 && passed < lease ? lease - passed : 0;
+}
+
+static int64_t brief_ms(const struct kv_core *core)
+{
+	int64_t lease = (int64_t)core->options.lease_ms;
+
+	return lease < PUBLISHED_MS ? lease : PUBLISHED_MS;
 }
 
 int64_t kv_core_lease_left(struct kv_core *core, uint64_t ino)
@@ -69,17 +77,29 @@ int kv_core_lease_found(struct kv_core *core, uint64_t ino)
 	return r == 0 && inode.nlink == 0 ? -ENOENT : r;
 }
 
+/* A lease of which no more than a brief time is left, counted from now. */
+static uint32_t brief_ticks(const struct kv_core *core)
+{
+	int64_t lease = (int64_t)core->options.lease_ms;
+	uint32_t ticks = now_ticks() - (uint32_t)((lease - brief_ms(core)) / TICK_MS);
+
+	return ticks != 0 ? ticks : 1;
+}
+
 void kv_lease_published(struct kv_core *core, uint64_t ino)
 {
 	_Atomic uint32_t *place = place_of(core, ino);
 	uint32_t before = atomic_load_explicit(place, memory_order_relaxed);
-	int64_t lease = (int64_t)core->options.lease_ms;
-	int64_t brief = lease < PUBLISHED_MS ? lease : PUBLISHED_MS;
-	uint32_t ticks = now_ticks() - (uint32_t)((lease - brief) / TICK_MS);
 
-	if (brief == 0 || left_ms(core, before) >= brief)
+	if (brief_ms(core) == 0 || left_ms(core, before) >= brief_ms(core))
 		return;
 	/* If another one comes in between, it is the longer one. */
 	(void)atomic_compare_exchange_strong_explicit(
-		place, &before, ticks != 0 ? ticks : 1, memory_order_acq_rel, memory_order_relaxed);
+		place, &before, brief_ticks(core), memory_order_acq_rel, memory_order_relaxed);
+}
+
+void kv_core_lease_renamed(struct kv_core *core, uint64_t ino)
+{
+	if (brief_ms(core) > 0)
+		atomic_store_explicit(place_of(core, ino), brief_ticks(core), memory_order_release);
 }

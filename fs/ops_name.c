@@ -280,6 +280,27 @@ static int remove_unpublished(struct kv_daemon *daemon, const struct kv_rename *
 }
 
 /*
+ * Who has looked the file up, as RENAME itself has, did so by a name that leads nowhere any more:
+ * that leases it no longer. The lease ends before the new name is there to be looked up.
+ */
+static int rename_leased(struct kv_daemon *daemon, const struct kv_rename *rename,
+	struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
+{
+	struct kv_inode inode;
+	bool ends = !(rename->flags & RENAME_EXCHANGE) &&
+		    kv_index_lookup(daemon->index, rename->parent, rename->name, rename->length,
+			    &inode) == 0 &&
+		    S_ISREG(inode.mode) && inode.nlink == 1;
+
+	if (ends)
+		kv_core_lease_renamed(daemon->core, inode.ino);
+	int r = kv_index_rename(daemon->index, rename, ret_moved, ret_replaced);
+	if (r < 0 && ends)
+		(void)kv_core_lease(daemon->core, inode.ino);
+	return r;
+}
+
+/*
  * A rename publishes the file (P2). Where it replaces another file, that one must not be lost
  * before the new content is durable: the index then asks for the sync first. What another process
  * is still writing for the first time is not there yet for the caller, who gets -ENOENT, as by
@@ -296,7 +317,7 @@ static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 	if (r == -EBUSY)
 		r = 0;
 	while (r == 0) {
-		r = kv_index_rename(daemon->index, rename, ret_moved, ret_replaced);
+		r = rename_leased(daemon, rename, ret_moved, ret_replaced);
 		if (r != -EINPROGRESS)
 			return r;
 		r = publish_name(req, rename->parent, rename->name, true);

@@ -155,7 +155,7 @@ def test_p5_engines_store_the_same_blocks_at_once(kv, start, request):
 @pytest.mark.timeout(240)
 def test_k1_three_times_what_the_store_holds(fresh, start):
     """No store fails; a block that was found is loaded, right, or has been evicted."""
-    kv = fresh(size="256M", dram="64M", lease="1s")  # or writers stall, with names not yet renamed
+    kv = fresh(size="256M", dram="64M")
     one = start(kv.mnt)
     batches = [list(range(i, i + 16)) for i in range(0, 384, 16)]
     for batch in batches:

@@ -7,6 +7,7 @@ import time
 import pytest
 from data import MIB, blob, get, put, replace
 from procs import eventually, parallel
+from syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, rename2
 
 
 def numbers(directory):
@@ -138,6 +139,37 @@ def test_k2_who_looked_a_file_up_finds_it_again(fresh):
     left = numbers(kv.mnt)
     assert set(range(4)) <= set(left)
     assert not set(range(4, 8)) & set(left)
+
+
+def lease_of(path):
+    return int(os.getxattr(path, "user.kvfs.lease"))
+
+
+def test_k2_a_rename_ends_the_lease_of_the_old_name(fresh):
+    """RENAME looks the old name up, which nobody finds any more: what is stored so can be evicted."""
+    kv = fresh(size="64M", dram="64M", lease="10m")
+    for i in range(150):
+        replace(kv.mnt / f"f{i}", blob(i, MIB))
+    assert 149 in numbers(kv.mnt) and not set(range(50)) & set(numbers(kv.mnt))
+
+
+@pytest.mark.parametrize("how", ["refused", "exchange", "linked"])
+def test_k2_a_name_that_stays_stays_leased(fresh, how):
+    kv = fresh(size="64M", dram="64M", lease="10m")
+    for name in ("a", "b"):
+        put(kv.mnt / name, blob(1, MIB))
+    if how == "linked":
+        os.link(kv.mnt / "a", kv.mnt / "c")
+    kv.remount()
+    assert os.path.exists(kv.mnt / "a")
+    if how == "refused":
+        with pytest.raises(FileExistsError):
+            rename2(kv.mnt / "a", kv.mnt / "b", RENAME_NOREPLACE)
+    elif how == "exchange":
+        rename2(kv.mnt / "a", kv.mnt / "b", RENAME_EXCHANGE)
+    else:
+        os.rename(kv.mnt / "a", kv.mnt / "b")
+    assert lease_of(kv.mnt / ("a" if how == "refused" else "b")) > 60_000
 
 
 def test_k2_a_writer_waits_for_leases(fresh):
