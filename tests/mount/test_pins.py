@@ -136,9 +136,13 @@ def test_more_than_the_store_is_refused(small):
         in_child(os.setxattr, small.dir / "f2", "user.kvfs.pin", b"1", uid=NOBODY)
     assert e.value.errno == errno.ENOSPC
     small.kvfs("pin", *(small.dir / f"f{i}" for i in range(5)))
-    put_synced(small.dir / "large", blob(9, 26 * MIB))
-    refused(small.kvfs("pin", small.dir / "large", check=False), small.dir / "large", "store",
-            "unpin")
+    with open(small.dir / "large", "wb", buffering=0) as large:
+        large.write(blob(9, 26 * MIB))
+        os.fsync(large.fileno())
+        # So little is free now that eviction looks for more: all but what is open or pinned goes.
+        put_synced(small.dir / "other", b"x")
+        refused(small.kvfs("pin", small.dir / "large", check=False), small.dir / "large", "store",
+                "unpin")
     small.kvfs("unpin", small.dir)
     assert small.status()["store_pinned"] == 0
 
