@@ -101,7 +101,10 @@ int kvg_next(struct kvg_ctx *ctx, int ms)
 	r = kvg_receive(ctx->fd, &ctx->message);
 	if (r == -EAGAIN)
 		return 0;
-	if (r < 0)
+	/* One answer is of no use then; the next one may be. */
+	if (r == -EMFILE && ctx->message.flags & KVG_FLAG_REPLY)
+		ctx->message.status = r;
+	else if (r < 0)
 		return kvg_lost(ctx);
 	if (ctx->message.flags & KVG_FLAG_REPLY)
 		return 1;
@@ -138,8 +141,13 @@ int kvg_call(struct kvg_ctx *ctx)
 			return kvg_fail(ctx, -ETIMEDOUT, "the GPU helper does not answer");
 		if (r < 0)
 			return r;
-		if (r == 1 && ctx->message.id == id)
-			return ctx->message.status;
+		if (r == 1 && ctx->message.id == id) {
+			r = ctx->message.status;
+			/* What could not be taken is given back. */
+			if (r < 0)
+				kvg_ignore(ctx);
+			return r;
+		}
 		if (r == 1)
 			kvg_ignore(ctx);
 	}

@@ -42,52 +42,6 @@ static int watch(const struct kvg_server *server, int fd, void *what)
 
 /* ---- Clients ---- */
 
-void kvg_lease_free(struct kvg_lease *lease)
-{
-	LIST_REMOVE(lease, entry);
-	kvg_hbm_unmap(lease->map);
-	free(lease);
-}
-
-/* Its end is seen by the loop, when nobody looks at it. */
-static void end_client(struct kvg_client *client)
-{
-	if (client->fd >= 0)
-		(void)shutdown(client->fd, SHUT_RDWR);
-}
-
-int kvg_client_try(struct kvg_client *client, const struct kvg_message *message)
-{
-	int r = client->fd < 0 ? -EPIPE : kvg_send(client->fd, message);
-
-	if (r < 0 && r != -EAGAIN)
-		end_client(client);
-	return r;
-}
-
-bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message)
-{
-	int r = kvg_client_try(client, message);
-
-	if (r == -EAGAIN)
-		end_client(client);
-	return r == 0;
-}
-
-void kvg_client_owes(struct kvg_client *client, bool owes)
-{
-	struct epoll_event event = {
-		.events = owes ? EPOLLIN | EPOLLOUT : EPOLLIN,
-		.data.ptr = client,
-	};
-
-	if (client->owes == owes)
-		return;
-	client->owes = owes;
-	if (epoll_ctl(client->server->epoll_fd, EPOLL_CTL_MOD, client->fd, &event) < 0)
-		end_client(client);
-}
-
 static bool is_alive(const struct kvg_client *client)
 {
 	if (client->pidfd < 0)
@@ -101,6 +55,7 @@ static void client_free(struct kvg_server *server, struct kvg_client *client)
 	struct kvg_lease *lease;
 
 	kvg_forget_client(server, client);
+	kvg_client_forget_owed(client);
 	while ((lease = LIST_FIRST(&client->leases)))
 		kvg_lease_free(lease);
 	if (client->fd >= 0)
@@ -123,9 +78,9 @@ static void client_gone(struct kvg_server *server, struct kvg_client *client)
 		return;
 	}
 	kvg_forget_client(server, client);
+	kvg_client_forget_owed(client);
 	(void)close(client->fd);
 	client->fd = -1;
-	client->owes = false;
 	if (watch(server, client->pidfd, client) < 0)
 		client_free(server, client);
 }
@@ -141,19 +96,25 @@ static int peer_pidfd(int fd, pid_t pid)
 	return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
-/* Who waits to be accepted would wake the loop without end. */
-static void pause_listening(struct kvg_server *server, int error)
+static void say_no_descriptors(struct kvg_server *server, int error)
 {
 	int64_t now_ms = kv_monotonic_ms();
 
-	(void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, server->listen_fd, NULL);
-	server->listen_ms = now_ms + TICK_MS;
 	if (server->full_ms > 0 && now_ms - server->full_ms < FULL_LOG_MS)
 		return;
 	server->full_ms = now_ms;
 	kv_log_warning("gpu",
-		"no descriptors left for new clients: raise the limit (ulimit -n) error=\"%s\"",
+		"no descriptors left for clients: raise the limit (ulimit -n) "
+		"error=\"%s\"",
 		strerror(error));
+}
+
+/* Who waits to be accepted would wake the loop without end. */
+static void pause_listening(struct kvg_server *server, int error)
+{
+	(void)epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, server->listen_fd, NULL);
+	server->listen_ms = kv_monotonic_ms() + TICK_MS;
+	say_no_descriptors(server, error);
 }
 
 static void listen_again(struct kvg_server *server, int64_t now_ms)
@@ -183,7 +144,9 @@ static void accept_client(struct kvg_server *server)
 	if (!client)
 		return;
 	LIST_INIT(&client->leases);
+	STAILQ_INIT(&client->replies);
 	client->server = server;
+	client->events = EPOLLIN;
 	client->pid = peer.pid;
 	client->uid = peer.uid;
 	client->pidfd = peer_pidfd(fd, peer.pid);
@@ -194,10 +157,23 @@ static void accept_client(struct kvg_server *server)
 		client_free(server, client);
 }
 
+static int serve_message(struct kvg_server *server, struct kvg_client *client)
+{
+	static struct kvg_message message;
+	int r = kvg_receive(client->fd, &message);
+
+	if (r == 0)
+		return kvg_serve(server, client, &message);
+	if (r != -EMFILE || message.flags & KVG_FLAG_REPLY)
+		return r;
+	say_no_descriptors(server, -r);
+	kvg_refuse(server, client, &message, r);
+	return 0;
+}
+
 /* A few messages, then the others have their turn. */
 static void serve_client(struct kvg_server *server, struct kvg_client *client)
 {
-	static struct kvg_message message;
 	int r = 0;
 
 	/* Only its process's end is watched any more. */
@@ -207,17 +183,18 @@ static void serve_client(struct kvg_server *server, struct kvg_client *client)
 	}
 	if (client->owes)
 		kvg_settle(client);
-	for (unsigned i = 0; i < MESSAGES_MAX && r == 0; i++) {
-		r = kvg_receive(client->fd, &message);
-		if (r == 0)
-			r = kvg_serve(server, client, &message);
-	}
-	if (r == 0 || r == -EAGAIN)
+	for (unsigned i = 0; i < MESSAGES_MAX && r == 0 && STAILQ_EMPTY(&client->replies); i++)
+		r = serve_message(server, client);
+	if ((r == 0 || r == -EAGAIN) && !client->ended)
 		return;
 	if (r == -EPROTO || r == -EPROTONOSUPPORT) {
 		server->stat.malformed++;
 		kv_log_warning("gpu", "client ended: what it sent makes no sense pid=%d uid=%u",
 			(int)client->pid, client->uid);
+	} else if (r < 0 && r != -EPIPE && !client->ended) {
+		kv_log_warning("gpu",
+			"client ended: nothing can be read from it pid=%d uid=%u error=\"%s\"",
+			(int)client->pid, client->uid, strerror(-r));
 	}
 	client_gone(server, client);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What server.c (life, clients), server_map.c (requests) and server_stage.c (staging) share. All of
- * it on one thread.
+ * What server.c (life, clients), server_map.c (requests), server_send.c (replies, notes) and
+ * server_stage.c (staging) share. All of it on one thread.
  *
  * Every request for a file goes to the daemon first, with its ticket: the answer says which file
  * that is, and whose; only then is anything looked up.
@@ -24,6 +24,7 @@
 #define KVG_CLIENT_PENDING_MAX 64u
 
 struct kvg_client;
+struct kvg_reply;
 
 /* A client's mapping of a file. */
 struct kvg_lease {
@@ -34,22 +35,26 @@ struct kvg_lease {
 	bool told; /* that it is ready, or never will be */
 	/* Notes that its client's socket had no room for: a bit 1 << enum kvg_type each. */
 	unsigned owed;
-	int status;          /* READY's */
-	int64_t deadline_ms; /* REVOKE's */
+	int status;              /* READY's */
+	int64_t deadline_ms;     /* REVOKE's */
+	struct kvg_reply *reply; /* MAP's, if it waits for room; NULL */
 };
 
 struct kvg_client {
 	struct kvg_holder holder; /* first member */
 	LIST_ENTRY(kvg_client) entry;
 	struct kvg_server *server;
-	bool owes; /* notes: its socket is watched for room */
-	int fd;    /* -1: it has gone, but its process lives on with what it has mapped */
-	int pidfd; /* -1: its end cannot be watched */
+	bool owes;       /* replies or notes: its socket is watched for room */
+	bool ended;      /* by us: the loop lets it go */
+	uint32_t events; /* that epoll knows */
+	int fd;          /* -1: it has gone, but its process lives on with what it has mapped */
+	int pidfd;       /* -1: its end cannot be watched */
 	pid_t pid;
 	uid_t uid;
 	unsigned pending;
 	uint64_t last_map;
 	LIST_HEAD(, kvg_lease) leases;
+	STAILQ_HEAD(, kvg_reply) replies; /* that wait for room; none of its requests is read */
 };
 
 /* A request that waits for the daemon's answer. */
@@ -114,32 +119,38 @@ struct kvg_server {
 	char reasons[512];
 };
 
-/* ---- server.c ---- */
+/* ---- server_send.c ---- */
 
-/* Sends; a client that does not read is ended later, by its caller's loop. False if it is gone. */
-bool kvg_client_send(struct kvg_client *client, const struct kvg_message *message);
-/* The same for notes of CLIENT's leases: without room it returns -EAGAIN, and nothing is ended. */
-int kvg_client_try(struct kvg_client *client, const struct kvg_message *message);
-/* Notes are owed (or no more): CLIENT's socket is watched for room. */
-void kvg_client_owes(struct kvg_client *client, bool owes);
-/* CLIENT has nothing any more. */
+/* A reply to fill; valid until the next message is made. */
+struct kvg_message *kvg_reply_to(uint16_t type, uint64_t id, int status);
+/* Sends a reply without descriptors, now or when there is room. */
+void kvg_client_send(struct kvg_client *client, const struct kvg_message *message);
+/* The reply to the MAP number ID: the segments with the bytes [OFFSET, END). LEASE may go with it.
+ */
+void kvg_client_send_map(struct kvg_lease *lease, uint64_t id, uint64_t offset, uint64_t end);
+/* Sends what CLIENT is owed, as far as there is room now. */
+void kvg_settle(struct kvg_client *client);
+/* CLIENT goes: its replies are for nobody. */
+void kvg_client_forget_owed(struct kvg_client *client);
+/* CLIENT has nothing of it any more. */
 void kvg_lease_free(struct kvg_lease *lease);
+/* Tells all who have ENTRY mapped and wait. ENTRY may be gone afterwards. */
+void kvg_tell_ready(struct kvg_entry *entry, int status);
+void kvg_tell_invalid(struct kvg_entry *entry);
+void kvg_tell_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms);
 
 /* ---- server_map.c ---- */
 
 /* One request of CLIENT, whose descriptors are taken or closed. -EPROTO: nonsense, end it. */
 int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_message *message);
+/* The same for one that had to be left undone: R says why. */
+void kvg_refuse(struct kvg_server *server, struct kvg_client *client,
+	const struct kvg_message *request, int r);
 /* The daemon says that somebody opened the file. */
 void kvg_serve_hint(struct kvg_server *server, const struct kv_gpu_reply *note);
 /* CLIENT goes: what it waits for is for nobody. */
 void kvg_forget_client(struct kvg_server *server, struct kvg_client *client);
 void kvg_pendings_free(struct kvg_server *server);
-/* Sends the notes that CLIENT is owed, as far as there is room now. */
-void kvg_settle(struct kvg_client *client);
-/* Tells all who have ENTRY mapped and wait. ENTRY may be gone afterwards. */
-void kvg_tell_ready(struct kvg_entry *entry, int status);
-void kvg_tell_invalid(struct kvg_entry *entry);
-void kvg_tell_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms);
 
 /* ---- server_stage.c ---- */
 

@@ -7,186 +7,7 @@
 
 #include "gpu/server_internal.h"
 
-/* ---- Replies ---- */
-
-/* A message is large: one for all that this thread sends, filled anew each time. */
-static struct kvg_message *message_for(uint16_t type)
-{
-	static struct kvg_message message;
-
-	memset(&message, 0, offsetof(struct kvg_message, payload));
-	message.fd_count = 0;
-	message.type = type;
-	return &message;
-}
-
-static struct kvg_message *reply_to(uint16_t type, uint64_t id, int status)
-{
-	struct kvg_message *reply = message_for(type);
-
-	reply->flags = KVG_FLAG_REPLY;
-	reply->id = id;
-	reply->status = status;
-	return reply;
-}
-
-/* ---- Notes ---- */
-
-/* Those that LEASE is owed. -EAGAIN: there is no room for more. */
-static int send_owed(struct kvg_lease *lease)
-{
-	static const uint16_t types[] = {KVG_READY, KVG_INVALID, KVG_REVOKE};
-
-	for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-		struct kvg_message *message;
-		int64_t left_ms;
-
-		if (!(lease->owed & 1u << types[i]))
-			continue;
-		message = message_for(types[i]);
-		message->map = lease->id;
-		if (types[i] == KVG_READY)
-			message->status = lease->status;
-		left_ms = lease->deadline_ms - kv_monotonic_ms();
-		if (types[i] == KVG_REVOKE)
-			message->length = left_ms > 0 ? (uint64_t)left_ms : 0;
-		if (kvg_client_try(lease->client, message) == -EAGAIN)
-			return -EAGAIN;
-		lease->owed &= ~(1u << types[i]);
-	}
-	return 0;
-}
-
-/* Who reads slowly is not ended for what others do: a note waits with its lease. */
-static void give_note(struct kvg_lease *lease, enum kvg_type type)
-{
-	lease->owed |= 1u << type;
-	if (!lease->client->owes && send_owed(lease) == -EAGAIN)
-		kvg_client_owes(lease->client, true);
-}
-
-void kvg_settle(struct kvg_client *client)
-{
-	struct kvg_lease *lease;
-
-	LIST_FOREACH (lease, &client->leases, entry)
-		if (send_owed(lease) == -EAGAIN)
-			return;
-	kvg_client_owes(client, false);
-}
-
-void kvg_tell_ready(struct kvg_entry *entry, int status)
-{
-	struct kvg_map *map;
-
-	LIST_FOREACH (map, &entry->maps, of_entry) {
-		struct kvg_lease *lease = map->owner;
-
-		if (lease->told)
-			continue;
-		lease->told = true;
-		lease->status = status;
-		give_note(lease, KVG_READY);
-	}
-}
-
-void kvg_tell_invalid(struct kvg_entry *entry)
-{
-	struct kvg_map *map;
-
-	LIST_FOREACH (map, &entry->maps, of_entry)
-		give_note(map->owner, KVG_INVALID);
-}
-
-void kvg_tell_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms)
-{
-	struct kvg_lease *lease = map->owner;
-
-	(void)arg;
-	lease->deadline_ms = deadline_ms;
-	give_note(lease, KVG_REVOKE);
-}
-
 /* ---- MAP ---- */
-
-/* The segments of ENTRY that hold [OFFSET, END). */
-struct range {
-	unsigned first;
-	unsigned end;
-};
-
-static struct range range_of(const struct kvg_entry *entry, uint64_t offset, uint64_t end)
-{
-	uint64_t segment = entry->parts[0].size;
-
-	return (struct range){
-		.first = (unsigned)(offset / segment),
-		.end = (unsigned)kv_div_round_up(end, segment),
-	};
-}
-
-/* As many segments as a packet takes: from FIRST on. Their descriptors are the packet's. */
-static int pack_segments(struct kvg_entry *entry, unsigned first, unsigned end,
-	struct kvg_message *reply, unsigned *ret_next)
-{
-	uint64_t sizes[KVG_FDS_MAX];
-	unsigned count = 0;
-
-	while (first + count < end && reply->fd_count < KVG_FDS_MAX) {
-		int r = kvg_hbm_export(entry, first + count, &reply->fds[reply->fd_count]);
-
-		if (r < 0)
-			return r;
-		reply->fd_count++;
-		sizes[count] = entry->parts[first + count].size;
-		count++;
-	}
-	kvg_sizes_put(sizes, count, reply);
-	*ret_next = first + count;
-	return 0;
-}
-
-/* All packets of the reply. An error before the first one is returned; a later one ends them. */
-static int send_segments(
-	const struct kvg_pending *pending, const struct kvg_lease *lease, struct range range)
-{
-	struct kvg_entry *entry = lease->map->entry;
-	const struct kvg_placement *placement = entry->owner;
-	unsigned next = range.first;
-	bool first = true, sent = true;
-
-	while (next < range.end && sent) {
-		struct kvg_message *reply = reply_to(KVG_MAP, pending->id, 0);
-		int r = 0;
-
-		if (first) {
-			reply->fds[0] = fcntl(placement->mark_fd, F_DUPFD_CLOEXEC, 0);
-			r = reply->fds[0] < 0 ? -errno : 0;
-			reply->fd_count = r == 0;
-		}
-		if (r == 0)
-			r = pack_segments(entry, next, range.end, reply, &next);
-		if (r < 0 && first) {
-			kvg_message_close(reply);
-			return r;
-		}
-		reply->map = lease->id;
-		reply->offset = range.first * entry->parts[0].size;
-		reply->length = entry->size;
-		reply->flags |= next < range.end ? KVG_FLAG_MORE : 0;
-		reply->flags |= lease->told ? KVG_FLAG_READY : 0;
-		if (r < 0) {
-			kvg_message_close(reply);
-			reply = reply_to(KVG_MAP, pending->id, r);
-			reply->map = lease->id;
-			next = range.end;
-		}
-		sent = kvg_client_send(lease->client, reply);
-		kvg_message_close(reply);
-		first = false;
-	}
-	return 0;
-}
 
 static uint64_t overdue_of(const struct kvg_server *server, pid_t pid)
 {
@@ -274,11 +95,8 @@ static int map_located(
 		r = give_lease(pending, entry, &lease);
 	if (r < 0)
 		return r;
-	r = send_segments(pending, lease, range_of(entry, pending->offset, end));
-	/* The client knows of no mapping that it could give back. */
-	if (r < 0)
-		kvg_lease_free(lease);
-	return r;
+	kvg_client_send_map(lease, pending->id, pending->offset, end);
+	return 0;
 }
 
 /* ---- PREFETCH, STAT, EVICT, hints ---- */
@@ -344,13 +162,13 @@ static void put_stat(struct kvg_server *server, struct kvg_message *reply)
 static void send_stat(struct kvg_pending *pending, uint64_t resident, uint64_t size)
 {
 	struct kvg_server *server = pending->server;
-	struct kvg_message *reply = reply_to(KVG_STAT, pending->id, 0);
+	struct kvg_message *reply = kvg_reply_to(KVG_STAT, pending->id, 0);
 
 	server->stat.asked_resident = resident;
 	server->stat.asked_size = size;
 	put_stat(server, reply);
 	server->stat.asked_resident = server->stat.asked_size = 0;
-	(void)kvg_client_send(pending->client, reply);
+	kvg_client_send(pending->client, reply);
 }
 
 static void each_located(struct kvg_pending *pending, const struct kvg_key *key, uint64_t size)
@@ -371,9 +189,9 @@ static void each_located(struct kvg_pending *pending, const struct kvg_key *key,
 		return;
 	}
 	kvg_hbm_of_ino(server->hbm, key->ino, evict_entry, &match);
-	reply = reply_to(KVG_EVICT, pending->id, match.busy ? -EBUSY : 0);
+	reply = kvg_reply_to(KVG_EVICT, pending->id, match.busy ? -EBUSY : 0);
 	reply->length = match.bytes;
-	(void)kvg_client_send(client, reply);
+	kvg_client_send(client, reply);
 }
 
 static int prefetch_located(
@@ -383,7 +201,7 @@ static int prefetch_located(
 	int r = get_entry(pending, key, answer, &entry);
 
 	if (r == 0 && pending->client)
-		(void)kvg_client_send(pending->client, reply_to(KVG_PREFETCH, pending->id, 0));
+		kvg_client_send(pending->client, kvg_reply_to(KVG_PREFETCH, pending->id, 0));
 	return r;
 }
 
@@ -433,7 +251,7 @@ static void located(void *arg, const struct kvg_answer *answer)
 		kvg_decline(pending->server, answer->reply);
 	if (r < 0 && pending->client) {
 		pending->server->stat.refused++;
-		(void)kvg_client_send(pending->client, reply_to(pending->type, pending->id, r));
+		kvg_client_send(pending->client, kvg_reply_to(pending->type, pending->id, r));
 	}
 	pending_free(pending);
 }
@@ -534,7 +352,7 @@ static int begin_request(
 
 static void serve_hello(struct kvg_server *server, struct kvg_client *client, uint64_t id)
 {
-	struct kvg_message *reply = reply_to(KVG_HELLO, id, 0);
+	struct kvg_message *reply = kvg_reply_to(KVG_HELLO, id, 0);
 	struct kvg_hello hello = {
 		.granularity = server->info.granularity,
 		.segment = server->options.segment,
@@ -546,7 +364,7 @@ static void serve_hello(struct kvg_server *server, struct kvg_client *client, ui
 	memcpy(hello.mode, server->info.mode, sizeof(hello.mode));
 	memcpy(hello.reasons, server->reasons, sizeof(hello.reasons));
 	kvg_hello_put(&hello, reply);
-	(void)kvg_client_send(client, reply);
+	kvg_client_send(client, reply);
 }
 
 static int serve_unmap(struct kvg_client *client, uint64_t id)
@@ -569,6 +387,13 @@ static void serve_plain_stat(struct kvg_server *server, struct kvg_client *clien
 	send_stat(&pending, 0, 0);
 }
 
+void kvg_refuse(struct kvg_server *server, struct kvg_client *client,
+	const struct kvg_message *request, int r)
+{
+	server->stat.refused++;
+	kvg_client_send(client, kvg_reply_to(request->type, request->id, r));
+}
+
 int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_message *message)
 {
 	int r = 0;
@@ -585,8 +410,7 @@ int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_m
 		   message->type == KVG_STAT || message->type == KVG_EVICT) {
 		r = begin_request(server, client, message);
 		if (r < 0 && r != -EPROTO) {
-			server->stat.refused++;
-			(void)kvg_client_send(client, reply_to(message->type, message->id, r));
+			kvg_refuse(server, client, message, r);
 			r = 0;
 		}
 	} else {

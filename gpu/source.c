@@ -152,7 +152,8 @@ static int receive(int fd, struct packet *packet)
 		packet->fd_count = (unsigned)((item->cmsg_len - CMSG_LEN(0)) / sizeof(int));
 		memcpy(packet->fds, CMSG_DATA(item), packet->fd_count * sizeof(int));
 	}
-	if ((size_t)n < sizeof(packet->reply) || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) ||
+	/* Without descriptors left there is the answer alone: the file's bytes come another way. */
+	if ((size_t)n < sizeof(packet->reply) || message.msg_flags & MSG_TRUNC ||
 		packet->reply.magic != KV_GPU_MAGIC) {
 		close_fds(packet);
 		return n == 0 ? -EPIPE : -EPROTO;
@@ -208,6 +209,8 @@ static bool is_same_device(int a, int b)
 /* The devices are taken from the first daemon; later ones must have the same. */
 static int take_devices(struct kvg_source *source, struct packet *packet)
 {
+	if (packet->fd_count < packet->reply.count)
+		return -EMFILE;
 	if (packet->fd_count == 0 || packet->fd_count != packet->reply.count)
 		return -EPROTO;
 	if (source->device_count == 0) {

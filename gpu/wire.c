@@ -262,14 +262,17 @@ int kvg_receive(int fd, struct kvg_message *ret_message)
 		kvg_message_close(&fds);
 		return -EPIPE;
 	}
-	r = packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)
-		    ? -EPROTO
-		    : kvg_message_decode(data, (size_t)n, ret_message);
+	r = packet.msg_flags & MSG_TRUNC ? -EPROTO
+					 : kvg_message_decode(data, (size_t)n, ret_message);
 	if (r == 0 && !(ret_message->flags & KVG_FLAG_REPLY) &&
 		fds.fd_count > shapes[ret_message->type].request_fds)
 		r = -EPROTO;
+	/* There is room for all that a packet can have, so it is ours that are used up. */
+	if (r == 0 && packet.msg_flags & MSG_CTRUNC)
+		r = -EMFILE;
 	if (r < 0) {
 		kvg_message_close(&fds);
+		ret_message->fd_count = 0;
 		return r;
 	}
 	ret_message->fd_count = fds.fd_count;

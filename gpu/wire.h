@@ -168,7 +168,9 @@ uint64_t kvg_sizes_get(const struct kvg_message *message, unsigned i);
 int kvg_send(int fd, const struct kvg_message *message);
 /*
  * Receives one; its descriptors (O_CLOEXEC) are the caller's: kvg_message_close. -EAGAIN: there is
- * none yet; -EPIPE: the other side is gone; -EPROTO: nonsense, whose descriptors are closed.
+ * none yet; -EPIPE: the other side is gone; -EPROTO: nonsense, whose descriptors are closed;
+ * -EMFILE: this process could not take the descriptors of *RET_MESSAGE, which is filled but for
+ * them.
  */
 int kvg_receive(int fd, struct kvg_message *ret_message);
 /* Closes those that were not taken (set to -1). */

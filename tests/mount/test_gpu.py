@@ -369,6 +369,98 @@ def test_room__one_client_cannot_have_all_mappings(helper):
     raw.close()
 
 
+# ---- Who reads slowly ----
+
+
+def map_raw(raw, ticket, f, request):
+    """One mapping, by hand. The reply, behind what notes come."""
+    raw.send(gpu.MAP, ticket, [f.fileno()], request=request)
+    return reply_of(raw)[0]
+
+
+def reply_of(raw):
+    """((kind, flags, status, length), notes that came before it); descriptors are closed."""
+    notes = []
+    while True:
+        *reply, fds = raw.receive()
+        for fd in fds:
+            os.close(fd)
+        if reply[1] & 1:
+            return tuple(reply), notes
+        notes.append(reply[0])
+
+
+@FAKE
+def test_slow__replies_wait_for_room_behind_notes(start):
+    """A file that arrives fills the socket with notes: what is asked then is answered all the same."""
+    helper, count = start(*SMALL), 1000
+    path = store(helper, "f", blob(1, SIZE))
+    helper.tell("hold")
+    raw = Raw(helper)
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+        for i in range(count):
+            kind, flags, status, _ = map_raw(raw, ticket, f, i)
+            assert (kind, status, flags & 4) == (gpu.MAP, 0, 0)
+        helper.tell()
+        eventually(lambda: helper.stats()["resident"] == 1)
+        raw.send(gpu.MAP, ticket, [f.fileno()], request=count)
+        eventually(lambda: helper.stats()["maps"] == count + 1)
+        raw.send(gpu.HELLO)
+        (kind, flags, status, _), notes = reply_of(raw)
+        assert (kind, status, flags & 4) == (gpu.MAP, 0, 4)
+        (kind, _, status, _), more = reply_of(raw)
+        assert (kind, status) == (gpu.HELLO, 0)
+    notes += more
+    while len(notes) < count:
+        notes.append(raw.receive()[0])
+    assert set(notes) == {gpu.READY}
+    assert raw.ask(gpu.HELLO)[2] == 0
+    raw.close()
+    assert "client ended" not in helper.log()
+
+
+@HOST
+def test_slow__requests_wait_when_no_answer_is_read(helper):
+    """The helper stops to read, keeps no more than a few answers, and each is there in the end."""
+    path = store(helper, "f", blob(1, SIZE))
+    engine_of(helper).map(str(path))
+    raw = Raw(helper)
+    with open(path, "rb") as f:
+        ticket = packed_ticket(f.fileno())
+        raw.socket.settimeout(1)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 100000:
+                raw.send(gpu.MAP, ticket, [f.fileno()], request=sent)
+                sent += 1
+        raw.socket.settimeout(30)
+    mapped = 0
+    for _ in range(sent):
+        (kind, _, status, _), _ = reply_of(raw)
+        assert kind == gpu.MAP and status in (0, -errno.EAGAIN)
+        mapped += status == 0
+    assert mapped > 64 and helper.stats()["maps"] == mapped + 1
+    raw.close()
+
+
+@HOST
+def test_slow__who_goes_with_answers_unread_leaves_nothing(helper):
+    path = store(helper, "f", blob(1, SIZE))
+    with open(path, "rb") as f:
+        in_child(lambda: ask_and_go(helper, f))
+    eventually(lambda: helper.stats()["maps"] == 0 and helper.stats()["clients"] == 1)
+    assert engine_of(helper).map(str(path))[1] == SIZE
+
+
+def ask_and_go(helper, f):
+    raw, ticket = Raw(helper), packed_ticket(f.fileno())
+    raw.socket.settimeout(1)
+    with pytest.raises(TimeoutError):
+        while True:
+            raw.send(gpu.MAP, ticket, [f.fileno()])
+
+
 # ---- Changes ----
 
 
@@ -474,20 +566,64 @@ def test_change__while_it_is_being_staged(start):
 # ---- Deaths ----
 
 
+def spare(pid, count):
+    """Leaves PID room for COUNT descriptors. The limits from before."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    limit = [n for n in range(before[0]) if n not in used][count]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    return before
+
+
 @HOST
 def test_helper__without_descriptors_lets_clients_wait(helper):
     """They are not refused, and the helper says why, once."""
     pid = helper.process.pid
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = max(int(fd) for fd in os.listdir(f"/proc/{pid}/fd")) + 1
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
+    limits = spare(pid, 0)
     clients = [Raw(helper) for _ in range(20)]
     eventually(lambda: "no descriptors left" in helper.log())
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     for client in clients:
         assert client.ask(gpu.HELLO)[2] == 0
         client.close()
     assert helper.log().count("no descriptors left") == 1
+
+
+@HOST
+def test_helper__without_descriptors_refuses_and_goes_on(helper):
+    """However few there are: the request fails, or not; nobody's connection ends."""
+    pid = helper.process.pid
+    engine, raw = engine_of(helper), Raw(helper)
+    refused = 0
+    for count in range(20):
+        path = store(helper, f"f{count}", data := blob(count, 3 * MIB))
+        with open(path, "rb") as f:
+            ticket = packed_ticket(f.fileno())
+            limits = spare(pid, count)
+            status = map_raw(raw, ticket, f, count)[2]
+            raw.send(gpu.HELLO)
+            hello = reply_of(raw)[0]
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        assert status in (0, -errno.EMFILE) and hello[2] == 0
+        refused += status < 0
+        assert helper.stats()["daemon"] == 1
+    assert 0 < refused < 20
+    assert "no descriptors left" in helper.log() and "has gone" not in helper.log()
+    raw.close()
+    assert engine.digest(engine.map(str(path))[0]) == digest(data)
+
+
+@HOST
+def test_engine__without_descriptors_has_no_mapping_and_goes_on(start):
+    helper = start(*SMALL)
+    path = store(helper, "f", data := blob(1, SIZE))
+    engine = engine_of(helper)
+    assert engine.stats()["maps"] == 0
+    limits = spare(engine.child.pid, 5)  # the file, and some of what comes
+    fails(errno.EMFILE, engine.map, str(path))
+    resource.prlimit(engine.child.pid, resource.RLIMIT_NOFILE, limits)
+    eventually(lambda: helper.stats()["maps"] == 0)
+    assert engine.digest(engine.map(str(path))[0]) == digest(data)
 
 
 def test_engine__killed_gives_everything_back(helper):

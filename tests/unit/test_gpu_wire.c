@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -125,6 +126,33 @@ static void test_wire__carries_253_descriptors(void **state)
 		assert_true(fcntl(got.fds[i], F_GETFD) & FD_CLOEXEC);
 	}
 	kvg_message_close(&got);
+	assert_int_equal(descriptors(), before);
+}
+
+/* What cannot be taken for want of descriptors is said, with the rest of the packet. */
+static void test_wire__says_that_descriptors_are_used_up(void **state)
+{
+	struct rlimit limit, low;
+	unsigned before = descriptors();
+	int fd;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	message_init(KVG_MAP);
+	sent.flags = KVG_FLAG_REPLY;
+	sent.map = 5;
+	sent.fds[0] = sent.fds[1] = pair[0];
+	sent.fd_count = 2;
+	assert_int_equal(kvg_send(pair[0], &sent), 0);
+	fd = fcntl(pair[0], F_DUPFD, 0);
+	(void)close(fd);
+	/* There is room for one of the two. */
+	low = (struct rlimit){.rlim_cur = (rlim_t)fd + 1, .rlim_max = limit.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	assert_int_equal(kvg_receive(pair[1], &got), -EMFILE);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	assert_int_equal(got.map, 5);
+	assert_int_equal(got.fd_count, 0);
 	assert_int_equal(descriptors(), before);
 }
 
@@ -283,6 +311,8 @@ int main(void)
 			test_wire__carries_hello_and_counters, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_wire__carries_253_descriptors, setup, teardown),
+		cmocka_unit_test_setup_teardown(
+			test_wire__says_that_descriptors_are_used_up, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_wire__refuses_surplus_descriptors, setup, teardown),
 		cmocka_unit_test_setup_teardown(
