@@ -10,6 +10,7 @@
 
 #include "fs/attributes.h"
 #include "fs/daemon.h"
+#include "fs/users.h"
 #include "fs/node.h"
 #include "fs/parking.h"
 #include "fs/parse.h"
@@ -77,6 +78,7 @@ static void print_dram(FILE *out, struct kv_daemon *daemon)
 	fprintf(out, "open_handles %" PRIu64 "\n", core.open_handles);
 	fprintf(out, "parked %u\n", kv_parking_count(daemon->parking));
 	fprintf(out, "nodes %" PRIu64 "\n", kv_nodes_count(daemon->nodes));
+	kv_users_print(daemon->users, out);
 }
 
 static void print_counters(FILE *out, const struct kv_stats *stats)

@@ -43,6 +43,7 @@
 
 struct kv_core;
 struct kv_inode;
+struct kv_user;
 struct kv_file;
 struct kv_version;
 
@@ -192,6 +193,10 @@ struct kv_version *kv_version_unref(struct kv_version *version);
  * with BASE NULL. It becomes one of FILE's writers until it is published or discarded.
  */
 int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_version **ret_version);
+
+/* Whose limit VERSION counts against while it is being written; once, before it is changed. NULL is
+ * allowed: nobody's. */
+void kv_version_set_user(struct kv_version *version, struct kv_user *user);
 
 struct kv_version_attr {
 	uint64_t number;    /* of the published version; 0 while being written */

@@ -25,6 +25,7 @@
  *   reap.c         orphans
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them
+ *   charge.c       what counts against its writer's limit
  *   lease.c        who was looked up or opened of late
  *   flush.c        flushing the devices
  *   watch.c        devices that do not answer
@@ -228,7 +229,10 @@ struct kv_version {
 	uint64_t charged;   /* blocks */
 	uint64_t object_size;
 	struct kv_quota quota;
-	uint64_t sequence; /* of the commit's operation */
+	struct kv_user *user; /* counted; whose limit it counts against, or NULL */
+	uint64_t charge;      /* blocks, of that */
+	uint64_t growing;     /* blocks that writes under way will add */
+	uint64_t sequence;    /* of the commit's operation */
 	int64_t mtime_ns;
 	int64_t ctime_ns;
 	int64_t published_ns;
@@ -760,7 +764,7 @@ bool kv_evict_wait(struct kv_core *core);
 /* How long a writer waits for room that may still come. */
 int64_t kv_evict_patience_ms(const struct kv_core *core);
 
-/* ---- quota.c, lease.c ---- */
+/* ---- quota.c ---- */
 
 /* Promises VERSION to grow by GROWTH blocks: -EDQUOT. Evicts within its domain and waits. */
 int kv_quota_promise(struct kv_version *version, uint64_t growth);
@@ -772,6 +776,9 @@ void kv_quota_drop_locked(struct kv_version *version);
 void kv_quota_trim(struct kv_core *core);
 /* Goes on with the walks that a crash left. */
 void kv_quota_resume(struct kv_core *core);
+
+/* ---- lease.c ---- */
+
 int kv_lease_start(struct kv_core *core);
 /* INO was published: it stays for a moment. */
 void kv_lease_published(struct kv_core *core, uint64_t ino);

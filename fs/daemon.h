@@ -21,6 +21,7 @@
 
 struct kv_gpu;
 struct kv_guard;
+struct kv_users;
 struct kv_locks;
 struct kv_nodes;
 struct kv_notify;
@@ -40,6 +41,7 @@ struct kv_daemon {
 	struct kv_notify *notify;
 	struct kv_parking *parking;
 	struct kv_locks *locks;
+	struct kv_users *users;
 	struct kv_retries *retries;        /* of who wants to write */
 	struct kv_retries *reader_retries; /* of who waited for a publish */
 	struct kv_guard *guard;

@@ -16,6 +16,7 @@ struct kv_handle {
 	/* Published node: its version, opened by kv_version_open. NULL for writing nodes, whose
 	 * version changes. */
 	struct kv_version *version;
+	struct kv_user *user;     /* who opened it; NULL: without limits */
 	bool may_write;           /* opened for writing, or by CREATE: its close can publish */
 	_Atomic bool flushed;     /* a descriptor of it was closed */
 	struct kv_ticket *ticket; /* NULL, or what GPU helpers know it by; gpu.c's lock */

@@ -15,6 +15,7 @@
 #include "fs/daemon.h"
 #include "fs/gpu.h"
 #include "fs/guard.h"
+#include "fs/users.h"
 #include "fs/lock.h"
 #include "fs/log.h"
 #include "fs/node.h"
@@ -27,6 +28,7 @@
 #include "fs/session.h"
 #include "fs/supervise.h"
 #include "fs/takeover.h"
+#include "index/space.h"
 
 #define MESSAGE_SIZE 512u
 /* How long a mount waits for the previous daemon of the store, which may still be writing back. */
@@ -252,6 +254,28 @@ static int open_store(struct kv_daemon *daemon, const char *path, char *ret_erro
 	return r;
 }
 
+static uint64_t or_none(uint64_t max)
+{
+	return max > 0 ? max : UINT64_MAX;
+}
+
+static struct kv_users *make_users(struct kv_daemon *daemon)
+{
+	const struct kv_options *options = &daemon->options;
+	struct kv_space_usage space;
+
+	kv_space_usage(kv_index_space(daemon->index), &space);
+	const struct kv_user_max max = {
+		.files = or_none(options->user_files),
+		.writers = or_none(options->user_writers),
+		.blocks = options->user_space_percent < 100
+				  ? space.total / 100 * options->user_space_percent
+				  : UINT64_MAX,
+	};
+
+	return kv_users_new(&max, &daemon->stats);
+}
+
 static int start_core(struct kv_daemon *daemon, char *ret_error)
 {
 	struct kv_core_options options = {
@@ -274,7 +298,8 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 	daemon->retries = kv_retries_new();
 	daemon->reader_retries = kv_retries_new();
 	daemon->locks = kv_locks_new();
-	r = daemon->retries && daemon->reader_retries && daemon->locks
+	daemon->users = make_users(daemon);
+	r = daemon->retries && daemon->reader_retries && daemon->locks && daemon->users
 		    ? kv_nodes_new(daemon, &daemon->nodes)
 		    : -ENOMEM;
 	if (r == 0)
@@ -336,6 +361,7 @@ static void stop(struct kv_daemon *daemon)
 	daemon->gpu = kv_gpu_free(daemon->gpu);
 	daemon->notify = kv_notify_free(daemon->notify);
 	daemon->nodes = kv_nodes_free(daemon->nodes);
+	daemon->users = kv_users_free(daemon->users);
 	kv_session_free(daemon);
 	daemon->guard = kv_guard_free(daemon->guard);
 	daemon->store = kv_store_close(daemon->store);

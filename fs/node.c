@@ -8,6 +8,7 @@
 
 #include "fs/caller.h"
 #include "fs/handle.h"
+#include "fs/users.h"
 #include "fs/notify.h"
 #include "fs/parking.h"
 #include "fs/retry.h"
@@ -275,6 +276,7 @@ static void node_done(struct kv_node *node)
 	if (node->draft)
 		kv_draft_done(node->draft);
 	free(node->draft);
+	kv_user_unref(node->user);
 	free(node);
 }
 

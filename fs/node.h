@@ -42,6 +42,7 @@ struct kv_daemon;
 struct kv_handle;
 struct kv_nodes;
 struct kv_takeover_record;
+struct kv_user;
 
 enum kv_node_kind {
 	KV_NODE_DIRECTORY,
@@ -82,6 +83,7 @@ struct kv_node {
 	bool closed;   /* writing node: WRITER has closed a descriptor, and may end unseen */
 	bool borrowed; /* writing node: version is the file's published one, not its own */
 	int lost;      /* writing node: its version was dropped; what changes it gets this error */
+	struct kv_user *user;         /* writing node: whose limits hold, a reference; or NULL */
 	struct kv_draft *draft;       /* writing node: about its unpublished content */
 	pid_t writer;                 /* writing node: process (tgid) */
 	int64_t pending_since_ns;     /* writing node that was not opened yet */
@@ -138,6 +140,9 @@ void kv_node_forget(struct kv_daemon *daemon, struct kv_node *node, uint64_t loo
 
 /* A writing node for a file just created by PID, with one lookup. */
 int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_node **ret_node);
+
+/* NODE (writing, its lock held) is opened for writing by USER: the first one's limits hold. */
+void kv_node_set_user(struct kv_node *node, struct kv_user *user);
 
 /*
  * The process of PID wants to write to the file of NODE, which is not its own: prepares a writing

@@ -7,6 +7,7 @@
 
 #include "fs/caller.h"
 #include "fs/daemon.h"
+#include "fs/users.h"
 #include "fs/log.h"
 #include "fs/notify.h"
 #include "fs/parking.h"
@@ -31,6 +32,12 @@ int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_
 	kv_node_set_lookups(daemon, node, 1);
 	*ret_node = node;
 	return 0;
+}
+
+void kv_node_set_user(struct kv_node *node, struct kv_user *user)
+{
+	if (!node->user)
+		node->user = kv_user_ref(user);
 }
 
 int kv_node_add_writer(struct kv_daemon *daemon, struct kv_file *file, pid_t process)
@@ -104,6 +111,8 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 	if (r < 0 && r != -ENOENT)
 		return r;
 	r = kv_version_new(node->file, base, &version);
+	if (r == 0)
+		kv_version_set_user(version, node->user);
 	if (r == 0 && base && base == node->version && !node->borrowed)
 		kv_version_continue(version, base);
 	kv_version_unref(base);

@@ -8,6 +8,7 @@
 #include "fs/caller.h"
 #include "fs/gpu.h"
 #include "fs/handle.h"
+#include "fs/users.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/parking.h"
@@ -19,15 +20,33 @@ static bool wants_write(const struct fuse_file_info *fi)
 	return (fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC);
 }
 
-static struct kv_handle *handle_new(struct kv_node *node, bool may_write)
+/* -EMFILE: the caller has as many as he may. */
+static int handle_new(
+	fuse_req_t req, struct kv_node *node, bool may_write, struct kv_handle **ret_handle)
 {
 	struct kv_handle *handle = calloc(1, sizeof(*handle));
+	int r;
 
 	if (!handle)
-		return NULL;
+		return -ENOMEM;
+	r = kv_user_open(
+		kv_daemon_of(req)->users, fuse_req_ctx(req)->uid, may_write, &handle->user);
+	if (r < 0) {
+		free(handle);
+		return r;
+	}
 	handle->node = node;
 	handle->may_write = may_write;
-	return handle;
+	*ret_handle = handle;
+	return 0;
+}
+
+/* Undoes handle_new alone. NULL is allowed. */
+static void handle_drop(struct kv_handle *handle)
+{
+	if (handle)
+		kv_user_close(handle->user, handle->may_write);
+	free(handle);
 }
 
 /* Undoes an open: the counts, the pin, the memory. Publishes if it was the last handle that could
@@ -49,7 +68,7 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 		kv_node_closed(daemon, node, handle->may_write);
 	}
 	kv_version_unref(handle->version);
-	free(handle);
+	handle_drop(handle);
 }
 
 static void reply_open(fuse_req_t req, struct kv_handle *handle, struct fuse_file_info *fi)
@@ -86,12 +105,14 @@ static enum kv_node_mode choose_mode(
 static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_handle *handle = handle_new(node, false);
+	struct kv_handle *handle = NULL;
 	enum kv_access access;
-	int r = handle ? kv_version_open(node->version, fi->flags & O_DIRECT, &access) : -ENOMEM;
+	int r = handle_new(req, node, false, &handle);
 
+	if (r == 0)
+		r = kv_version_open(node->version, fi->flags & O_DIRECT, &access);
 	if (r < 0) {
-		free(handle);
+		handle_drop(handle);
 		kv_reply_error(req, r);
 		return;
 	}
@@ -125,12 +146,13 @@ static void direct_open(struct fuse_file_info *fi)
 static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_handle *handle = handle_new(node, true);
-	int r = handle ? 0 : -ENOMEM;
+	struct kv_handle *handle = NULL;
+	int r = handle_new(req, node, true, &handle);
 
 	if (r == 0) {
 		KV_LOCKED(kv_node_lock(daemon, node->ino));
 
+		kv_node_set_user(node, handle->user);
 		r = kv_node_writable(daemon, node, fi->flags & O_TRUNC);
 		if (r == 0) {
 			node->open_pid = (uint32_t)fuse_req_ctx(req)->pid;
@@ -138,7 +160,7 @@ static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_f
 		}
 	}
 	if (r < 0) {
-		free(handle);
+		handle_drop(handle);
 		kv_reply_error(req, r);
 		return;
 	}
@@ -152,10 +174,11 @@ static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_f
 static void open_own(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_handle *handle = handle_new(node, false);
+	struct kv_handle *handle;
+	int r = handle_new(req, node, false, &handle);
 
-	if (!handle) {
-		kv_reply_error(req, ENOMEM);
+	if (r < 0) {
+		kv_reply_error(req, r);
 		return;
 	}
 	{
@@ -172,17 +195,19 @@ static void open_published_elsewhere(
 	fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_handle *handle = handle_new(node, false);
+	struct kv_handle *handle = NULL;
 	enum kv_access access;
-	int r = handle ? kv_file_current(node->file, &handle->version) : -ENOMEM;
+	int r = handle_new(req, node, false, &handle);
 
+	if (r == 0)
+		r = kv_file_current(node->file, &handle->version);
 	if (r == 0) {
 		r = kv_version_open(handle->version, true, &access);
 		if (r < 0)
 			kv_version_unref(handle->version);
 	}
 	if (r < 0) {
-		free(handle);
+		handle_drop(handle);
 		kv_reply_error(req, r);
 		return;
 	}
@@ -332,7 +357,13 @@ static void open_for_writing_elsewhere(
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	bool keeps = (fi->flags & O_ACCMODE) == O_RDWR && !(fi->flags & O_TRUNC);
+	/* Before a node is made for him that nobody would open. */
+	int r = kv_user_may_open(daemon->users, fuse_req_ctx(req)->uid, true);
 
+	if (r < 0) {
+		kv_reply_error(req, r);
+		return;
+	}
 	if (keeps && node->kind == KV_NODE_WRITING &&
 		kv_node_is_published(daemon, node->file) == -EAGAIN &&
 		wait_for_publish(req, node, fi, false) == 0)
@@ -391,8 +422,8 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_make make = {.name = name, .mode = S_IFREG | (mode & 07777), .hold = true};
+	struct kv_handle *handle = NULL;
 	struct fuse_entry_param entry;
-	struct kv_handle *handle;
 	struct kv_node *node;
 	int r = kv_make_owned(req, kv_node_find(daemon, parent_id), &make);
 
@@ -400,15 +431,18 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 	/* It came to rewrite a file that has gone meanwhile. */
 	(void)kv_retry_take(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
 	if (r == 0)
+		r = handle_new(req, NULL, true, &handle);
+	if (r == 0)
 		r = create(req, &make, &node);
 	if (r < 0) {
+		handle_drop(handle);
 		kv_reply_error(req, r);
 		return;
 	}
-	handle = handle_new(node, true);
-	r = handle ? kv_entry_fill(daemon, node, false, &entry) : -ENOMEM;
+	handle->node = node;
+	r = kv_entry_fill(daemon, node, false, &entry);
 	if (r < 0) {
-		free(handle);
+		handle_drop(handle);
 		unmake(daemon, &make);
 		kv_node_forget(daemon, node, 1);
 		kv_reply_error(req, r);
@@ -417,6 +451,8 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 	{
 		KV_LOCKED(kv_node_lock(daemon, node->ino));
 
+		kv_node_set_user(node, handle->user);
+		kv_version_set_user(node->version, handle->user);
 		kv_node_opened(node, true);
 	}
 	direct_open(fi);

@@ -21,6 +21,8 @@ enum option_type {
 	TYPE_SIZE,
 	TYPE_SIZE_OR_PERCENT, /* of the machine's memory */
 	TYPE_DURATION,
+	TYPE_NUMBER,
+	TYPE_PERCENT,
 	TYPE_FLAG, /* takes no value */
 	TYPE_PASSTHROUGH,
 	TYPE_LOG_LEVEL,
@@ -107,6 +109,34 @@ static const struct option options_table[] = {
 		.type = TYPE_DURATION,
 	},
 	{
+		.name = "user_files",
+		.value = "NUMBER",
+		.fallback = "65536",
+		.help = "files that one user may have open; 0: no limit",
+		.max = UINT32_MAX,
+		.offset = OPTION(user_files),
+		.type = TYPE_NUMBER,
+	},
+	{
+		.name = "user_writers",
+		.value = "NUMBER",
+		.fallback = "8192",
+		.help = "how many of them for writing; 0: no limit",
+		.max = UINT32_MAX,
+		.offset = OPTION(user_writers),
+		.type = TYPE_NUMBER,
+	},
+	{
+		.name = "user_space",
+		.value = "PERCENT",
+		.fallback = "90%",
+		.help = "share of the store for what one user has not published; 100%: all",
+		.min = 1,
+		.max = 100,
+		.offset = OPTION(user_space_percent),
+		.type = TYPE_PERCENT,
+	},
+	{
 		.name = "allow_other",
 		.fallback = "off",
 		.help = "let other users in; owners and modes are always enforced",
@@ -164,6 +194,10 @@ static int parse_number(const struct option *option, const char *value, uint64_t
 		r = kv_parse_duration_ms(value, &number);
 	else if (option->type == TYPE_SIZE_OR_PERCENT)
 		r = kv_parse_size_or_percent(value, memory_bytes(), &number);
+	else if (option->type == TYPE_NUMBER)
+		r = kv_parse_u64(value, &number);
+	else if (option->type == TYPE_PERCENT)
+		r = strchr(value, '%') ? kv_parse_size_or_percent(value, 100, &number) : -EINVAL;
 	else
 		r = kv_parse_size(value, &number);
 	if (r < 0)
@@ -195,6 +229,8 @@ static int set_value(struct kv_options *options, const struct option *option, co
 	case TYPE_SIZE:
 	case TYPE_SIZE_OR_PERCENT:
 	case TYPE_DURATION:
+	case TYPE_NUMBER:
+	case TYPE_PERCENT:
 		return parse_number(option, value, field);
 	case TYPE_FLAG:
 		*(bool *)field = true;
@@ -245,6 +281,14 @@ static void describe_allowed(const struct option *option, char *text, size_t tex
 		(void)snprintf(text, text_size, "a time such as 250ms or 5s, from %llu%s to %llus",
 			(unsigned long long)option->min, option->min > 0 ? "ms" : "",
 			(unsigned long long)(option->max / 1000));
+		break;
+	case TYPE_NUMBER:
+		(void)snprintf(text, text_size, "a number from %llu to %llu",
+			(unsigned long long)option->min, (unsigned long long)option->max);
+		break;
+	case TYPE_PERCENT:
+		(void)snprintf(text, text_size, "a percentage from %llu%% to %llu%%",
+			(unsigned long long)option->min, (unsigned long long)option->max);
 		break;
 	case TYPE_FLAG:
 		(void)snprintf(text, text_size, "no value");

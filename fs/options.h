@@ -29,6 +29,9 @@ struct kv_options {
 	uint64_t io_timeout_ms;     /* io_timeout=TIME: how long a call waits for a device */
 	uint64_t lease_ms;          /* lease=TIME: so long after a look-up or open not evicted */
 	uint64_t unread_ttl_ms; /* unread_ttl=TIME: never read until then: evicted first; 0: off */
+	uint64_t user_files;    /* user_files=NUMBER: a user's open files; 0: no limit */
+	uint64_t user_writers;  /* user_writers=NUMBER: those open for writing; 0: no limit */
+	uint64_t user_space_percent; /* user_space=PERCENT of the store for what is not published */
 	bool allow_other;
 	bool restart; /* a daemon that is killed is followed by another */
 	enum kv_passthrough_mode passthrough;

@@ -12,6 +12,7 @@
  * are the version's own: neither is in the index. A publish turns what was not written into holes;
  * a writer that goes on takes the ranges along into the version it writes next.
  */
+#include "fs/charge_internal.h"
 #include "fs/core_internal.h"
 #include "fs/tree.h"
 
@@ -311,6 +312,8 @@ void kv_version_give_up(struct kv_version *version)
 {
 	KV_LOCKED(&version->lock);
 
-	if (version->state != KV_VERSION_WRITING)
-		kv_promise_clear(version);
+	if (version->state == KV_VERSION_WRITING)
+		return;
+	kv_promise_clear(version);
+	kv_charge_settle_locked(version);
 }

@@ -6,6 +6,7 @@
  * yet will add: as much as they have, or will have, beyond the blocks that their file has now. A
  * rewrite in place costs nothing, though the devices hold both versions for a while.
  */
+#include "fs/charge_internal.h"
 #include "fs/core_internal.h"
 
 #include <inttypes.h>
@@ -94,6 +95,7 @@ void kv_quota_grown(struct kv_version *version, uint64_t growth)
 	KV_LOCKED(&version->lock);
 	assert(version->quota.pending >= growth);
 	version->quota.pending -= growth;
+	kv_charge_grown_locked(version, growth);
 }
 
 void kv_quota_drop_locked(struct kv_version *version)
@@ -175,7 +177,7 @@ static enum outcome evict_in_domain(struct kv_core *core, uint32_t domain, uint6
 	return eviction.leased > 0 ? OUTCOME_WAIT : OUTCOME_NOTHING;
 }
 
-int kv_quota_promise(struct kv_version *version, uint64_t growth)
+static int promise(struct kv_version *version, uint64_t growth)
 {
 	struct kv_core *core = version->file->core;
 	int64_t until = kv_monotonic_ms() + kv_evict_patience_ms(core);
@@ -183,8 +185,6 @@ int kv_quota_promise(struct kv_version *version, uint64_t growth)
 	struct demand demand = {0};
 	int r;
 
-	if (growth == 0)
-		return 0;
 	for (;;) {
 		r = learn_domain(version);
 		if (r == 0)
@@ -211,6 +211,20 @@ int kv_quota_promise(struct kv_version *version, uint64_t growth)
 		else
 			(void)usleep(QUIET_SLICE_MS * 1000);
 	}
+}
+
+int kv_quota_promise(struct kv_version *version, uint64_t growth)
+{
+	int r = kv_charge_grow(version, growth);
+
+	if (r < 0 || growth == 0)
+		return r;
+	r = promise(version, growth);
+	if (r < 0) {
+		KV_LOCKED(&version->lock);
+		kv_charge_grown_locked(version, growth);
+	}
+	return r;
 }
 
 static bool is_over(struct kv_core *core, uint32_t domain)

@@ -39,7 +39,8 @@
 	X(scrub_damaged, "files that a scrub has found damaged")                                   \
 	X(io_errors, "device requests that failed")                                                \
 	X(io_timeouts, "waits given up because a device did not answer")                           \
-	X(throttled, "writes held back until write-back caught up")
+	X(throttled, "writes held back until write-back caught up")                                \
+	X(limited, "opens and writes refused because their user had all he may have")
 
 struct kv_stats {
 #define KV_STATS_FIELD(name, help) _Atomic uint64_t name;

@@ -2,6 +2,7 @@
 /*
  * The life of a version: made, written by several threads at once, published, settled, gone.
  */
+#include "fs/charge_internal.h"
 #include "fs/core_internal.h"
 
 struct kv_version *kv_version_alloc(struct kv_file *file)
@@ -91,6 +92,7 @@ static void version_destroy(struct kv_version *version, struct kv_freed_node *fr
 	version->opens = 0;
 	version_give_back(core, version);
 	kv_quota_drop_locked(version);
+	kv_charge_drop_locked(version);
 	object = kv_version_detach_locked(version, &backing, &bytes);
 	(void)pthread_mutex_unlock(&version->lock);
 	if (backing > 0 && core->hooks.backing_close)
@@ -291,6 +293,7 @@ void kv_version_continue(struct kv_version *version, struct kv_version *from)
 	assert(from->state != KV_VERSION_WRITING);
 	version->continues = true;
 	kv_promise_move(version, from);
+	kv_charge_move_locked(version, from);
 	take_object(version, from);
 	(void)pthread_mutex_unlock(&from->lock);
 }
@@ -372,6 +375,8 @@ void kv_version_leave_exclusive(struct kv_version *version)
 
 	assert(version->exclusive);
 	version->exclusive = version->sealed = false;
+	/* It was cut or published, it may be. */
+	kv_charge_settle_locked(version);
 	kv_park_wake(version->file->core, version);
 }
 

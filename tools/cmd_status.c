@@ -19,13 +19,13 @@ static const char help_text[] =
 	"Shows the kvfs mount that DIR is in (default " DEFAULT_DIRECTORY "): store, mode, DRAM\n"
 	"tier, devices, and counters since it was mounted.\n"
 	"\n"
-	"  --json  print one JSON object: sizes in bytes, \"devices\" a list, \"counters\"\n"
-	"          an object\n";
+	"  --json  print one JSON object: sizes in bytes, \"devices\" and \"users\" (those\n"
+	"          nearest to their limits) lists, \"counters\" an object\n";
 
 static bool is_list(const struct kv_report_line *line)
 {
 	return strcmp(line->key, "devices") == 0 || strcmp(line->key, "device") == 0 ||
-	       strcmp(line->key, "stat") == 0;
+	       strcmp(line->key, "stat") == 0 || strcmp(line->key, "user") == 0;
 }
 
 static void device_to_json(char *value, struct kv_json *json)
@@ -41,6 +41,28 @@ static void device_to_json(char *value, struct kv_json *json)
 	kv_json_close(json, '}');
 }
 
+static void user_to_json(char *value, struct kv_json *json)
+{
+	kv_json_open(json, NULL, '{');
+	kv_json_number(json, "uid", kv_report_word_number(&value));
+	kv_json_number(json, "files", kv_report_word_number(&value));
+	kv_json_number(json, "writers", kv_report_word_number(&value));
+	kv_json_number(json, "space", kv_report_word_number(&value));
+	kv_json_close(json, '}');
+}
+
+/* A list NAME of what the lines with KEY say. */
+static void print_list(const struct kv_report *report, struct kv_json *json, const char *name,
+	const char *key, void (*to_json)(char *value, struct kv_json *json))
+{
+	kv_json_open(json, name, '[');
+	for (size_t i = 0; i < report->count; i++) {
+		if (strcmp(report->lines[i].key, key) == 0)
+			to_json(report->lines[i].value, json);
+	}
+	kv_json_close(json, ']');
+}
+
 static void print_json(const struct kv_report *report)
 {
 	struct kv_json json = {.out = stdout};
@@ -50,12 +72,8 @@ static void print_json(const struct kv_report *report)
 		if (!is_list(&report->lines[i]))
 			kv_report_line_to_json(&report->lines[i], &json);
 	}
-	kv_json_open(&json, "devices", '[');
-	for (size_t i = 0; i < report->count; i++) {
-		if (strcmp(report->lines[i].key, "device") == 0)
-			device_to_json(report->lines[i].value, &json);
-	}
-	kv_json_close(&json, ']');
+	print_list(report, &json, "devices", "device", device_to_json);
+	print_list(report, &json, "users", "user", user_to_json);
 	kv_json_open(&json, "counters", '{');
 	for (size_t i = 0; i < report->count; i++) {
 		char *value = report->lines[i].value;
@@ -153,6 +171,25 @@ static void print_hits(const struct kv_report *report)
 	(void)printf("; %" PRIu64 " handles open now\n", kv_report_number(report, "open_handles"));
 }
 
+static void print_users(const struct kv_report *report)
+{
+	for (size_t i = 0; i < report->count; i++) {
+		char *value = report->lines[i].value;
+		uint64_t uid, files, writers;
+		char size[16];
+
+		if (strcmp(report->lines[i].key, "user") != 0)
+			continue;
+		uid = kv_report_word_number(&value);
+		files = kv_report_word_number(&value);
+		writers = kv_report_word_number(&value);
+		(void)printf("  user     %" PRIu64 ": %" PRIu64 " files open, %" PRIu64
+			     " of them for writing; %s not published\n",
+			uid, files, writers,
+			kv_format_size(kv_report_word_number(&value), size, sizeof(size)));
+	}
+}
+
 static void print_devices(const struct kv_report *report)
 {
 	(void)printf("\n  device       size  state   path\n");
@@ -197,6 +234,7 @@ static void print_text(const struct kv_report *report, const char *directory)
 	print_store(report);
 	print_dram(report);
 	print_hits(report);
+	print_users(report);
 	print_devices(report);
 	print_counters(report);
 }

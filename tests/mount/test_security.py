@@ -225,6 +225,134 @@ def test_s2_many_open_files_of_one_user(kv):
     assert get(kv.dir / "mine") == blob(1, MIB)
 
 
+# ---- limits of users ----
+
+
+@pytest.fixture
+def limited(fresh):
+    """A mount of small limits, with a directory for each of two users."""
+    kv = fresh(size="64M", dram="64M", user_files=20, user_writers=8, user_space="50%")
+    for uid in (OWNER, STRANGER):
+        place = kv.mnt / str(uid)
+        place.mkdir()
+        os.chown(place, uid, uid)
+    return kv
+
+
+def figures(kv, uid):
+    found = [user for user in kv.status()["users"] if user["uid"] == uid]
+    return (found[0]["files"], found[0]["writers"], found[0]["space"]) if found else (0, 0, 0)
+
+
+def place(kv, uid):
+    return kv.mnt / str(uid)
+
+
+def takes_all(agent, paths, flags):
+    """Opens one after the other until it may not: (descriptors, the errno)."""
+    fds = []
+    for path in paths:
+        fd = outcome(agent.open, path, flags)
+        if isinstance(fd, str):
+            return fds, fd
+        fds.append(fd)
+    return fds, "ok"
+
+
+def the_other_works(kv):
+    path = place(kv, STRANGER) / "mine"
+
+    def work():
+        put(path, blob(3, 5 * MIB))
+        return get(path) == blob(3, 5 * MIB)
+
+    assert in_child(work, uid=STRANGER)
+
+
+def test_s2_limit_of_files_open_for_writing(limited, agent):
+    """EMFILE for who has as many as he may; nothing is made by then, and others go on."""
+    kv, him = limited, agent(uid=OWNER)
+    paths = [place(kv, OWNER) / f"f{i}" for i in range(9)]
+    fds, error = takes_all(him, paths, os.O_CREAT | os.O_WRONLY)
+    assert (len(fds), error) == (8, "EMFILE")
+    assert sorted(os.listdir(place(kv, OWNER))) == [f"f{i}" for i in range(8)]
+    assert figures(kv, OWNER) == (8, 8, 0)
+    the_other_works(kv)
+    put(kv.mnt / "root's", b"x")
+    him.close(fds.pop())
+    # One more, of a published file, by another way: and no more.
+    fds.append(him.open(paths[7], os.O_WRONLY | os.O_TRUNC))
+    fails(errno.EMFILE, him.open, paths[7], os.O_RDWR)
+    put(kv.mnt / "theirs", b"x")
+    os.chown(kv.mnt / "theirs", OWNER, OWNER)
+    fails(errno.EMFILE, him.open, kv.mnt / "theirs", os.O_WRONLY)
+    assert him.read_file(kv.mnt / "theirs") == b"x"
+    for fd in fds:
+        him.close(fd)
+    eventually(lambda: figures(kv, OWNER) == (0, 0, 0), what="an end of his files")
+    him.close(him.open(paths[8], os.O_CREAT | os.O_WRONLY))
+    assert kv.counter("limited") >= 3
+
+
+def test_s2_limit_of_open_files(limited, agent):
+    kv, him = limited, agent(uid=OWNER)
+    path = kv.mnt / "public"
+    put(path, b"x")
+    fds, error = takes_all(him, [path] * 21, os.O_RDONLY)
+    assert (len(fds), error) == (20, "EMFILE")
+    assert figures(kv, OWNER) == (20, 0, 0)
+    fails(errno.EMFILE, him.open, place(kv, OWNER) / "f", os.O_CREAT | os.O_WRONLY)
+    assert os.listdir(place(kv, OWNER)) == []
+    the_other_works(kv)
+    shown = kv.kvfs("status", kv.mnt).stdout
+    assert f"user     {OWNER}: 20 files open, 0 of them for writing" in shown
+    for fd in fds:
+        him.close(fd)
+    eventually(lambda: figures(kv, OWNER) == (0, 0, 0), what="an end of his files")
+    assert him.read_file(path) == b"x"
+
+
+def test_s2_limit_of_unpublished_bytes(limited, agent):
+    """EDQUOT for who has half the store unpublished, also by mere promises; others have the rest."""
+    kv, him = limited, agent(uid=OWNER)
+    limit = kv.status()["user_space"]
+    assert limit == pytest.approx(kv.status()["store_total"] / 2, rel=0.02)
+    first, second = (him.open(place(kv, OWNER) / name, os.O_CREAT | os.O_RDWR) for name in "ab")
+    him.allocate(first, 10 * MIB)
+    written = 0
+    while him.pwrite(second, blob(5, MIB), written) == MIB:
+        written += MIB
+        if limit - written - 10 * MIB < MIB:
+            break
+    fails(errno.EDQUOT, him.pwrite, second, blob(6, MIB), written)
+    fails(errno.EDQUOT, him.allocate, first, 16 * MIB)
+    assert figures(kv, OWNER) == (2, 2, written + 10 * MIB)
+    the_other_works(kv)
+    # What was given up, or published, does not count.
+    him.ftruncate(first, 0)
+    him.pwrite(second, blob(6, MIB), written)
+    him.fsync(second)
+    assert figures(kv, OWNER)[2] == 0
+    him.close(first)
+    him.close(second)
+    assert him.read_file(place(kv, OWNER) / "b") == blob(5, MIB) * (written // MIB) + blob(6, MIB)
+
+
+def test_s2_a_file_that_did_not_fit_is_not_published(limited, agent):
+    kv, him = limited, agent(uid=OWNER)
+    path = place(kv, OWNER) / "large"
+    fd = him.open(path, os.O_CREAT | os.O_WRONLY)
+    him.pwrite(fd, b"x", 0)
+    limit = kv.status()["user_space"]
+    done = outcome(him.write, fd, bytes(limit + MIB))
+    assert done == "EDQUOT" or done <= limit
+    fails(errno.EDQUOT, him.write, fd, bytes(limit + MIB))
+    fails(errno.EDQUOT, him.close, fd)
+    eventually(lambda: figures(kv, OWNER) == (0, 0, 0), what="an end of his files")
+    assert not path.exists()
+    the_other_works(kv)
+
+
 def test_s2_quota_holds_who_fills(kv):
     """Bytes of one tenant end at its quota, and push out nobody else's."""
     put_synced(kv.dir / "mine", blob(1, MIB))

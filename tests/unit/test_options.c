@@ -61,6 +61,9 @@ static void test_options__defaults(void **state)
 	assert_int_equal(options.io_timeout_ms, 5000);
 	assert_int_equal(options.lease_ms, 10000);
 	assert_int_equal(options.unread_ttl_ms, 0);
+	assert_int_equal(options.user_files, 65536);
+	assert_int_equal(options.user_writers, 8192);
+	assert_int_equal(options.user_space_percent, 90);
 	assert_false(options.allow_other);
 	assert_false(options.restart);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_AUTO);
@@ -77,6 +80,7 @@ static void test_options__all_set(void **state)
 		parse(&options,
 			"log=debug,passthrough=off,allow_other,restart,read_wait=250ms,lease=2m,"
 			"unread_ttl=3h,io_timeout=700ms,"
+			"user_files=0,user_writers=12,user_space=1%,"
 			"max_size=2T,stream_above=64M,dram=1.5G"),
 		0);
 	assert_int_equal(options.dram_bytes, UINT64_C(1536) << 20);
@@ -85,6 +89,9 @@ static void test_options__all_set(void **state)
 	assert_int_equal(options.read_wait_ms, 250);
 	assert_int_equal(options.lease_ms, 120000);
 	assert_int_equal(options.io_timeout_ms, 700);
+	assert_int_equal(options.user_files, 0);
+	assert_int_equal(options.user_writers, 12);
+	assert_int_equal(options.user_space_percent, 1);
 	assert_int_equal(options.unread_ttl_ms, UINT64_C(3) * 3600 * 1000);
 	assert_true(options.allow_other);
 	assert_true(options.restart);
@@ -160,6 +167,10 @@ static void test_options__bad_values(void **state)
 	assert_refused("dram=-8G", (const char *const[]){"dram=-8G", "bad value", "size"});
 	assert_refused("max_size=8X", (const char *const[]){"max_size=8X", "bad value", "8G"});
 	assert_refused("max_size=5%", (const char *const[]){"max_size=5%", "bad value", "size"});
+	assert_refused("user_files=4K", (const char *const[]){"user_files=4K", "number", "0 to"});
+	assert_refused("user_space=50", (const char *const[]){"user_space=50", "percentage", "1%"});
+	assert_refused("user_space=0%", (const char *const[]){"user_space=0%", "1%", "100%"});
+	assert_refused("user_space=101%", (const char *const[]){"user_space=101%", "1%", "100%"});
 	assert_refused("read_wait=5 s", (const char *const[]){"read_wait=5 s", "time", "5s"});
 	assert_refused("passthrough=yes", (const char *const[]){"yes", "auto", "on or off"});
 	assert_refused("log=loud", (const char *const[]){"log=loud", "warning", "info"});
