@@ -653,10 +653,10 @@ int kv_node_resume(
 		kv_takeover_remove(daemon->takeover, nodeid);
 		return 0;
 	}
-	if (record->kind == KV_NODE_WRITING)
-		return -ENOENT;
 	if (record->kind == KV_NODE_PUBLISHED)
 		return resume_file(daemon, nodeid, record);
+	if (record->kind != KV_NODE_DIRECTORY && record->kind != KV_NODE_SYMLINK)
+		return -ENOENT;
 	/* Whether or not there is such a directory: then its index says so. */
 	node = node_new(daemon->nodes, record->ino, (enum kv_node_kind)record->kind, nodeid);
 	if (!node)

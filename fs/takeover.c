@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "fs/base.h"
 
@@ -96,23 +97,40 @@ static int list_backings(struct kv_takeover *takeover)
 	return 0;
 }
 
+/* Whether what is in FD is ours: a daemon that died of a stray write may have hit it. */
+static int map_memory(int fd, struct memory **ret_memory)
+{
+	struct memory *memory;
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	if (st.st_size != sizeof(*memory))
+		return -EPROTO;
+	memory = mmap(
+		NULL, sizeof(*memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	if (memory == MAP_FAILED)
+		return -ENOMEM;
+	if ((memory->magic != 0 && memory->magic != MAGIC) ||
+		atomic_load(&memory->high) > RECORDS ||
+		atomic_load(&memory->init_length) > KV_TAKEOVER_INIT_MAX) {
+		(void)munmap(memory, sizeof(*memory));
+		return -EPROTO;
+	}
+	*ret_memory = memory;
+	return 0;
+}
+
 int kv_takeover_new(int fd, struct kv_takeover **ret_takeover)
 {
 	struct kv_takeover *takeover = calloc(1, sizeof(*takeover));
-	struct memory *memory = mmap(
-		NULL, sizeof(*memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	struct memory *memory = NULL;
+	int r = takeover ? map_memory(fd, &memory) : -ENOMEM;
 
 	(void)close(fd);
-	if (!takeover || memory == MAP_FAILED) {
-		if (memory != MAP_FAILED)
-			(void)munmap(memory, sizeof(*memory));
+	if (r < 0) {
 		free(takeover);
-		return -ENOMEM;
-	}
-	if (memory->magic != 0 && memory->magic != MAGIC) {
-		(void)munmap(memory, sizeof(*memory));
-		free(takeover);
-		return -EPROTO;
+		return r;
 	}
 	memory->magic = MAGIC;
 	takeover->memory = memory;
@@ -257,7 +275,7 @@ void kv_takeover_each(struct kv_takeover *takeover,
 			.kind = record->kind,
 		};
 
-		if (id != 0 && kv_takeover_is_old(takeover, id))
+		if (id != 0 && (id & (RECORDS - 1)) == i && kv_takeover_is_old(takeover, id))
 			each(arg, id, &copy);
 	}
 }

@@ -27,7 +27,7 @@ struct kv_takeover;
 
 /*
  * Maps the memory in FD, which is closed. The first daemon to do so begins, any other takes over.
- * -EPROTO: it is another version's.
+ * -EPROTO: it is another version's, or damaged.
  */
 int kv_takeover_new(int fd, struct kv_takeover **ret_takeover);
 /* NULL is allowed. Returns NULL. */

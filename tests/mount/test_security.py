@@ -13,8 +13,9 @@ import struct
 
 import pytest
 from data import MIB, blob, get, put, put_synced, sync
-from ioctls import COOL, DROP_SIZE, EVICT, LOOKUP, LOOKUP_SIZE, WARM, WARM_SIZE, command, lookup
-from procs import NOBODY, as_nobody, eventually, in_child, open_files, run
+from ioctls import (COOL, DROP_SIZE, EVICT, LOOKUP, LOOKUP_SIZE, SCRUB, SCRUB_SIZE, TICKET,
+                    TICKET_SIZE, WARM, WARM_SIZE, command, lookup)
+from procs import LONG, NOBODY, as_nobody, eventually, in_child, open_files, run
 from syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fails, fallocate
 
 OWNER, GROUP, STRANGER = 1001, 2002, 3003
@@ -136,49 +137,104 @@ def test_a_private_directory_hides_what_there_is(kv):
 # ---- hostile requests ----
 
 
-def fuzz_ioctls(directory, path, seed, count):
+KNOWN_IOCTLS = ((LOOKUP, LOOKUP_SIZE), (WARM, WARM_SIZE), (COOL, DROP_SIZE), (EVICT, DROP_SIZE),
+                (SCRUB, SCRUB_SIZE), (TICKET, TICKET_SIZE))
+# As many seeds in the short run, the same ones; in the long run others each time.
+SEEDS = range(4) if not LONG else [random.randrange(1 << 32) for _ in range(200)]
+
+
+def draw_payload(draw, size):
+    """Random bytes, or zeros, with some numbers and names strewn over them."""
+    payload = bytearray(draw.randbytes(size) if draw.random() < 0.6 else size)
+    for _ in range(draw.randrange(4)):
+        at = draw.randrange(size)
+        word = draw.choice((b"public", b"secret", b"own", b"../x", struct.pack(
+            "<Q", draw.choice((0, 1, 2, 2**20, 2**31, 2**32 - 1, 2**63, 2**64 - 1)))))
+        payload[at:at + len(word)] = word[:len(payload[at:at + len(word)])]
+    return payload
+
+
+def fuzz_ioctls(fds, seed, count):
     """Random numbers, sizes and payloads: which errnos came back, and nothing else may."""
     draw = random.Random(seed)
-    fds = [os.open(directory, os.O_RDONLY), os.open(path, os.O_RDONLY)]
-    known = [(LOOKUP, LOOKUP_SIZE), (WARM, WARM_SIZE), (COOL, DROP_SIZE), (EVICT, DROP_SIZE)]
     seen = set()
     for _ in range(count):
-        number, size = draw.choice(known)
-        shape = draw.random()
-        if shape < 0.3:
+        number, size = draw.choice(KNOWN_IOCTLS)
+        if draw.random() < 0.3:
             size = draw.choice((1, 8, 24, 47, 49, 1039, 4096, 16383, draw.randrange(1, 16384)))
-            number = command(draw.randrange(256), size, draw.choice((1, 2, 3)))
-        payload = bytearray(draw.randbytes(size) if shape < 0.6 else size)
-        for _ in range(draw.randrange(4)):
-            at = draw.randrange(size)
-            word = struct.pack("<Q", draw.choice((0, 1, 2, 2**31, 2**32 - 1, 2**63, 2**64 - 1)))
-            payload[at:at + 8] = word[:len(payload[at:at + 8])]
-        try:
-            fcntl.ioctl(draw.choice(fds), number, payload)
-            seen.add("ok")
-            assert MARKER[:19] not in payload
-        except OSError as e:
-            seen.add(errno.errorcode[e.errno])
-    for fd in fds:
-        os.close(fd)
+            number = command(draw.randrange(256), size, draw.choice((0, 1, 2, 3)))
+        payload = draw_payload(draw, size)
+        done = outcome(fcntl.ioctl, draw.choice(fds), number, payload)
+        seen.add(done if isinstance(done, str) else "ok")
+        assert MARKER[:19] not in payload
     return seen
 
 
-def test_s2_ioctl_fuzz_by_another_user(kv):
+def fuzz_attributes(paths, seed, count):
+    """The same for attributes that are control messages."""
+    draw = random.Random(seed)
+    names = ("status", "stat", "map.0", "map.4294967296", "tier", "extents", "pin", "quota",
+             "quota.usage", "lease", "retire", "fingerprint", "none", "map.", "")
+    seen = set()
+    for _ in range(count):
+        path, name = draw.choice(paths), "user.kvfs." + draw.choice(names)
+        value = draw.choice((b"", b"1", b"0", b"none", b"16M", b"1" * 65, draw.randbytes(
+            draw.randrange(1, 300)), bytes(65536)))
+        done = draw.choice((lambda: os.getxattr(path, name), lambda: os.listxattr(path),
+                            lambda: os.setxattr(path, name, value, draw.choice((0, 1, 2))),
+                            lambda: os.removexattr(path, name)))
+        done = outcome(done)
+        seen.add(done if isinstance(done, str) else "ok")
+        assert not isinstance(done, bytes) or MARKER[:19] not in done
+    return seen
+
+
+def fuzz_requests(root, seed, count):
+    """All of a user's files and directories, his own and others': open in every way he may."""
+    own = root / "his"
+    fds = [os.open(root, os.O_RDONLY), os.open(root / "public", os.O_RDONLY),
+           os.open(own, os.O_RDONLY), os.open(own / "own", os.O_CREAT | os.O_RDWR, 0o644),
+           os.open(own / "new", os.O_CREAT | os.O_WRONLY, 0o644)]
+    os.write(fds[-1], b"x")
+    try:
+        return fuzz_ioctls(fds, seed, count), fuzz_attributes(
+            [root, root / "public", root / "secret", own, own / "own", own / "gone"], seed, count // 4)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_s2_control_messages_of_another_user_fuzzed(kv):
+    """Whatever he sends by ioctls and attributes, he gets an errno or what is his."""
     secret, public = kv.dir / "secret", kv.dir / "public"
     for path in (secret, public):
         put(path, MARKER * 1000)
     secret.chmod(0o600)
     kv.dir.chmod(0o755)
-    seen = set()
-    for seed in range(4):
-        seen |= in_child(fuzz_ioctls, kv.dir, public, seed, 3000, uid=NOBODY)
-    assert seen <= {"ok", "ENOTTY", "EINVAL", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "EPERM",
-                    "EACCES"}
-    assert {"ok", "ENOTTY", "EINVAL"} <= seen
-    kv.check()
+    (kv.dir / "his").mkdir()
+    os.chown(kv.dir / "his", NOBODY, NOBODY)
+    # His own may be retired or evicted meanwhile: the others' may not.
+    allowed = {"ok", "ENOTTY", "EINVAL", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "EPERM",
+               "EACCES", "EBUSY", "EAGAIN", "EOPNOTSUPP"}
+    for_attributes = {"ok", "ENODATA", "EACCES", "EPERM", "EINVAL", "ENOENT", "ENOTDIR", "ERANGE",
+                      "EEXIST", "EOPNOTSUPP", "E2BIG", "ENOSPC"}
+    ioctls, attributes = set(), set()
+    for seed in SEEDS:
+        try:
+            one, other = in_child(fuzz_requests, kv.dir, seed, 3000, uid=NOBODY, timeout=120)
+        except BaseException as e:
+            e.add_note(f"seed {seed}")
+            raise
+        assert one <= allowed, f"seed {seed}"
+        assert other <= for_attributes, f"seed {seed}"
+        ioctls |= one
+        attributes |= other
+        kv.check()
+    assert {"ok", "ENOTTY", "EINVAL", "EPERM"} <= ioctls
+    assert {"ok", "ENODATA", "EACCES", "EPERM", "EINVAL"} <= attributes
     assert get(secret) == MARKER * 1000
     assert get(public) == MARKER * 1000
+    assert os.getxattr(public, "user.kvfs.pin") == b"0"
 
 
 def test_s2_one_socket_for_gpu_helpers(kv):
