@@ -51,7 +51,7 @@ void kv_log_setup(enum kv_log_level level, enum kv_log_target target)
 	log_target = target;
 	log_prefix = target == KV_LOG_STDERR && stderr_is_journal();
 	if (target == KV_LOG_SYSLOG)
-		openlog("kvfsd", LOG_PID, LOG_DAEMON);
+		openlog(program_invocation_short_name, LOG_PID, LOG_DAEMON);
 }
 
 enum kv_log_level kv_log_level_parse(const char *text)
@@ -101,8 +101,9 @@ static void write_stderr(enum kv_log_level level, const char *subsystem, const c
 
 	if (log_prefix)
 		(void)snprintf(prefix, sizeof(prefix), "<%d>", levels[level].priority);
-	length = snprintf(line, sizeof(line), "%skvfsd[%d] %s %s: %s\n", prefix, (int)getpid(),
-		levels[level].name, subsystem, message);
+	length = snprintf(line, sizeof(line), "%s%.64s[%d] %s %s: %s\n", prefix,
+		program_invocation_short_name, (int)getpid(), levels[level].name, subsystem,
+		message);
 	if (length >= (int)sizeof(line)) {
 		length = (int)sizeof(line) - 1;
 		line[length - 1] = '\n';

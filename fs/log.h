@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The log: one line an event, `level subsystem: message key=value ...`.
+ * The log: one line an event, `program[pid] level subsystem: message key=value ...`.
  *
  * Goes to stderr in the foreground, and to the system log (which journald reads) in the background;
  * lines that systemd reads from stderr (JOURNAL_STREAM set) carry its <N> priority prefix.

@@ -8,7 +8,7 @@
 #include "fs/log.h"
 #include "tests/unit/unit_fs.h"
 
-/* A line is level, subsystem and message, with the pid in front. */
+/* A line is level, subsystem and message, with the program's name and pid in front. */
 static void test_log__line_format(void **state)
 {
 	struct unit_capture capture;
@@ -20,7 +20,7 @@ static void test_log__line_format(void **state)
 	kv_log_warning("fill", "slow device=%s ms=%d", "data0", 12);
 	text = unit_capture_end(&capture);
 	(void)snprintf(expected, sizeof(expected),
-		"kvfsd[%d] warning fill: slow device=data0 ms=12\n", (int)getpid());
+		"test_log[%d] warning fill: slow device=data0 ms=12\n", (int)getpid());
 	assert_string_equal(text, expected);
 	free(text);
 }
@@ -117,10 +117,10 @@ static void test_log__journal_prefix(void **state)
 	assert_int_equal(unsetenv("JOURNAL_STREAM"), 0);
 	kv_log_setup(KV_LOG_INFO, KV_LOG_STDERR);
 	text = unit_capture_end(&capture);
-	assert_int_equal(strncmp(text, "<3>kvfsd[", 9), 0);
-	assert_non_null(strstr(text, "\n<6>kvfsd["));
+	assert_int_equal(strncmp(text, "<3>test_log[", 12), 0);
+	assert_non_null(strstr(text, "\n<6>test_log["));
 	assert_non_null(strstr(text, "one\n"));
-	assert_non_null(strstr(text, "\nkvfsd["));
+	assert_non_null(strstr(text, "\ntest_log["));
 	free(text);
 }
 
