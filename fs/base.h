@@ -76,6 +76,12 @@ static inline int64_t kv_monotonic_ms(void)
 }
 
 /* Little-endian fields in records; P needs no alignment. */
+/* accept() has failed for want of something: who waits for it would be woken again at once. */
+static inline bool kv_accept_lacks(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 static inline uint16_t kv_get_le16(const void *p)
 {
 	uint16_t v;

@@ -18,7 +18,9 @@
 #include "fs/gpu_internal.h"
 #include "fs/handle.h"
 #include "fs/kvfs_ioctl.h"
-#include "fs/log.h"
+
+/* Without descriptors for more helpers: so long they wait to be accepted. */
+#define PAUSE_MS 500
 
 static_assert(sizeof(struct kvfs_ticket) == 48, "public: must not change");
 static_assert(sizeof(((struct kvfs_ticket *)NULL)->token) == KV_GPU_TOKEN_SIZE, "one token");
@@ -206,16 +208,32 @@ static void enlarge_queue(struct kv_link *link)
 	(void)getsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &link->queue_size, &size);
 }
 
-static void accept_link(struct kv_gpu *gpu)
+static void say_lack(struct kv_gpu *gpu, int error)
+{
+	unsigned suppressed;
+
+	if (kv_log_allowed(&gpu->accept_log, &suppressed))
+		kv_log_warning("gpu",
+			"GPU helpers wait: no descriptors left for them, raise the limit (ulimit "
+			"-n) error=\"%s\" suppressed=%u",
+			strerror(error), suppressed);
+}
+
+/* False: there are no descriptors or no memory for it, and it would be tried again without end. */
+static bool accept_link(struct kv_gpu *gpu)
 {
 	_cleanup_fd_ int fd = accept4(gpu->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	struct kv_link *link;
 
+	if (fd < 0 && kv_accept_lacks(errno)) {
+		say_lack(gpu, errno);
+		return false;
+	}
 	if (fd < 0 || !is_trusted(fd))
-		return;
+		return true;
 	link = calloc(1, sizeof(*link));
 	if (!link)
-		return;
+		return true;
 	RB_INIT(&link->watches);
 	LIST_INIT(&link->holds);
 	link->fd = fd;
@@ -227,9 +245,10 @@ static void accept_link(struct kv_gpu *gpu)
 		gpu->links[i] = link;
 		atomic_fetch_add(&gpu->link_count, 1);
 		(void)kv_steal_fd(&fd);
-		return;
+		return true;
 	}
 	free(link);
+	return true;
 }
 
 static void end_link(struct kv_gpu *gpu, unsigned index)
@@ -249,12 +268,13 @@ static void *gpu_main(void *arg)
 	struct kv_gpu *gpu = arg;
 	struct pollfd fds[KV_GPU_LINKS_MAX + 2];
 	unsigned indexes[KV_GPU_LINKS_MAX];
+	bool accepts = true;
 
 	for (;;) {
 		unsigned count = 0;
 
 		fds[0] = (struct pollfd){.fd = gpu->stop_fd, .events = POLLIN};
-		fds[1] = (struct pollfd){.fd = gpu->listen_fd, .events = POLLIN};
+		fds[1] = (struct pollfd){.fd = accepts ? gpu->listen_fd : -1, .events = POLLIN};
 		for (unsigned i = 0; i < KV_GPU_LINKS_MAX; i++) {
 			if (!gpu->links[i])
 				continue;
@@ -262,15 +282,14 @@ static void *gpu_main(void *arg)
 			fds[2 + count++] =
 				(struct pollfd){.fd = gpu->links[i]->fd, .events = POLLIN};
 		}
-		if (poll(fds, count + 2, -1) < 0 && errno != EINTR)
+		if (poll(fds, count + 2, accepts ? -1 : PAUSE_MS) < 0 && errno != EINTR)
 			return NULL;
 		if (fds[0].revents)
 			return NULL;
 		for (unsigned i = 0; i < count; i++)
 			if (fds[2 + i].revents && kv_link_serve(gpu, gpu->links[indexes[i]]) < 0)
 				end_link(gpu, indexes[i]);
-		if (fds[1].revents)
-			accept_link(gpu);
+		accepts = !fds[1].revents || accept_link(gpu);
 	}
 }
 

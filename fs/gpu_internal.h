@@ -13,6 +13,7 @@
 #include "fs/daemon.h"
 #include "fs/gpu.h"
 #include "fs/gpu_protocol.h"
+#include "fs/log.h"
 
 /* Helpers at once: one a GPU or a part of one, and tools. */
 #define KV_GPU_LINKS_MAX 64u
@@ -65,6 +66,7 @@ struct kv_gpu {
 	int listen_fd;
 	int stop_fd;
 	uint64_t last_hold; /* the thread's */
+	struct kv_log_limit accept_log;
 
 	pthread_mutex_t lock;
 	struct kv_ticket_tree tickets;

@@ -132,7 +132,7 @@ static void accept_client(struct kvg_server *server)
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
 
-	if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+	if (fd < 0 && kv_accept_lacks(errno))
 		pause_listening(server, errno);
 	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
 		return;

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import resource
 import select
 import signal
 import struct
@@ -143,6 +144,15 @@ def open_files(pid):
         with contextlib.suppress(FileNotFoundError):
             links[int(number)] = os.readlink(f"/proc/{pid}/fd/{number}")
     return links
+
+
+def spare_descriptors(pid, count):
+    """Leaves PID numbers for COUNT more descriptors. Returns its limits from before."""
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
+    limit = [n for n in range(len(used) + count + 1) if n not in used][count]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limits[1]))
+    return limits
 
 
 def eventually(condition, timeout=10, what="the condition"):

@@ -12,7 +12,7 @@ from data import MIB, blob, get, put
 from gpu import EARLY, NOSTAGE, REVOCABLE, Engine, Raw
 from gpufixtures import (EVERYWHERE, FAKE, HOST, SIZE, SMALL, cold, digest, engine_of, helper,
                          mode, packed_ticket, pytest_generate_tests, start, store)  # noqa: F401
-from procs import NOBODY, as_nobody, eventually, in_child, open_files
+from procs import NOBODY, as_nobody, eventually, in_child, open_files, spare_descriptors
 from syscalls import fails
 
 
@@ -566,20 +566,11 @@ def test_change__while_it_is_being_staged(start):
 # ---- Deaths ----
 
 
-def spare(pid, count):
-    """Leaves PID room for COUNT descriptors. The limits from before."""
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
-    limit = [n for n in range(before[0]) if n not in used][count]
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
-    return before
-
-
 @HOST
 def test_helper__without_descriptors_lets_clients_wait(helper):
     """They are not refused, and the helper says why, once."""
     pid = helper.process.pid
-    limits = spare(pid, 0)
+    limits = spare_descriptors(pid, 0)
     clients = [Raw(helper) for _ in range(20)]
     eventually(lambda: "no descriptors left" in helper.log())
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
@@ -599,7 +590,7 @@ def test_helper__without_descriptors_refuses_and_goes_on(helper):
         path = store(helper, f"f{count}", data := blob(count, 3 * MIB))
         with open(path, "rb") as f:
             ticket = packed_ticket(f.fileno())
-            limits = spare(pid, count)
+            limits = spare_descriptors(pid, count)
             status = map_raw(raw, ticket, f, count)[2]
             raw.send(gpu.HELLO)
             hello = reply_of(raw)[0]
@@ -619,7 +610,7 @@ def test_engine__without_descriptors_has_no_mapping_and_goes_on(start):
     path = store(helper, "f", data := blob(1, SIZE))
     engine = engine_of(helper)
     assert engine.stats()["maps"] == 0
-    limits = spare(engine.child.pid, 5)  # the file, and some of what comes
+    limits = spare_descriptors(engine.child.pid, 5)  # the file, and some of what comes
     fails(errno.EMFILE, engine.map, str(path))
     resource.prlimit(engine.child.pid, resource.RLIMIT_NOFILE, limits)
     eventually(lambda: helper.stats()["maps"] == 0)

@@ -2,13 +2,15 @@
 """What the daemon tells GPU helpers: tickets, where bytes are, changes; and that it never waits for them."""
 import errno
 import os
+import resource
 import socket
+import time
 
 import gpulink
 import pytest
 from data import MIB, blob, get, put
 from gpulink import Link
-from procs import NOBODY, as_nobody, eventually
+from procs import NOBODY, as_nobody, eventually, spare_descriptors
 from syscalls import fails
 
 
@@ -276,6 +278,31 @@ def test_socket__hello_comes_first_and_in_a_version_that_is_known(link):
     late = Link(link.kv, hello=False)
     assert late.ask(gpulink.HELLO, version=9).status == -errno.EPROTONOSUPPORT
     late.close()
+
+
+def ticks(pid):
+    """Of processor time, a hundred a second."""
+    with open(f"/proc/{pid}/stat") as f:
+        return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13]))
+
+
+def test_socket__helpers_wait_when_there_are_no_descriptors(link):
+    """The daemon says so and tries again now and then, but not without end."""
+    pid = link.kv.pid
+    limits = spare_descriptors(pid, 0)
+    others = [Link(link.kv, hello=False) for _ in range(3)]
+    eventually(lambda: "no descriptors left" in link.kv.log())
+    before = ticks(pid)
+    time.sleep(1)
+    spent = ticks(pid) - before
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert spent < 25
+    for other in others:
+        reply = other.ask(gpulink.HELLO)
+        assert reply.status == 0
+        for fd in reply.fds:
+            os.close(fd)
+        other.close()
 
 
 def test_socket__short_messages_end_the_connection(link):
