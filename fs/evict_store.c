@@ -143,7 +143,9 @@ enum verdict {
 /* FILE was used since the index heard of it: it must not be among the oldest. Shard locked. */
 static bool was_touched(struct kv_file *file, const struct kv_index_use *use, uint32_t *ret_hits)
 {
-	if (file->touched_ns / GRAIN_NS <= use->last_use_ns / GRAIN_NS)
+	/* What is quarantined stays the first to go. */
+	if (file->quarantined || file->touched_ns == 0 ||
+		file->touched_ns / GRAIN_NS <= use->last_use_ns / GRAIN_NS)
 		return false;
 	*ret_hits = file->hits;
 	file->hits = 0;

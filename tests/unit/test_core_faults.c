@@ -60,6 +60,40 @@ static void test_core_faults__checksum_mismatch_quarantines(void **state)
 	unit_done(&unit);
 }
 
+/* The space of a quarantined file is taken also while somebody knows the file, touched or not. */
+static void test_core_faults__quarantined_space_is_taken(void **state)
+{
+	(void)state;
+	for (unsigned touched = 0; touched < 2; touched++) {
+		struct unit unit;
+		struct kv_version *version;
+		struct kv_inode inode;
+		enum kv_access access;
+
+		unit_init(&unit, roomy);
+		uint64_t pinned = unit_put(&unit, "pinned", 40 * MIB, 3);
+		uint64_t ino = unit_put(&unit, "bad", 12 * MIB, 1);
+		unit_sync(&unit);
+		assert_int_equal(kv_index_pin(unit_index(&unit), pinned, true, true, &inode), 0);
+		unit_chill(&unit);
+		struct kv_file *file = unit_file(&unit, ino);
+		version = unit_current(file);
+		if (touched)
+			kv_file_touch(file);
+		atomic_store(&unit.disk.reads_flip, 1);
+		assert_int_equal(kv_version_open(version, false, &access), -ENOENT);
+		expect_enoent_soon(file);
+		for (unsigned i = 0; i < 2000 && !unit.names_gone; i++)
+			(void)usleep(1000);
+		kv_version_unref(version);
+		uint64_t next = unit_put(&unit, "next", 13 * MIB, 2);
+		unit_sync(&unit);
+		unit_expect_file(&unit, next, 13 * MIB, 2);
+		kv_file_put(file);
+		unit_done(&unit);
+	}
+}
+
 /* A flipped bit under a read that has begun is EIO. */
 static void test_core_faults__checksum_mismatch_in_a_stream(void **state)
 {
@@ -302,6 +336,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_core_faults__checksum_mismatch_quarantines),
+		cmocka_unit_test(test_core_faults__quarantined_space_is_taken),
 		cmocka_unit_test(test_core_faults__checksum_mismatch_in_a_stream),
 		cmocka_unit_test(test_core_faults__read_error),
 		cmocka_unit_test(test_core_faults__write_error_of_a_new_file),
