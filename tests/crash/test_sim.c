@@ -26,8 +26,8 @@
 #define STEPS_MIN 8u
 #define STEPS_MAX 22u
 #define FAULTS_MAX 3u
-/* They come last, behind what the store logged about the faults. */
-#define FAILURES_SHOWN 10u
+/* They come last, on stderr, behind all that the store logged about the faults there. */
+#define FAILURES_SHOWN 5u
 #define QUOTA_SMALL (UINT64_C(700) << 10)
 
 #ifdef KV_BREAK_NO_DATA_FLUSH
@@ -50,6 +50,7 @@ struct run {
 	struct only only;
 	uint64_t seed;
 	unsigned life;
+	size_t place;
 	enum work_kind kind;
 	bool faults;
 	uint64_t points;
@@ -108,11 +109,21 @@ static void check_index(struct model_check *check)
 static void check_use(struct model_check *check)
 {
 	struct unit *unit = check->unit;
-	uint64_t ino = unit_put(unit, "new", 5000, check->place);
+	uint64_t ino = unit_create(unit, "new");
+	struct kv_file *file = unit_file(unit, ino);
+	struct kv_version *version = unit_new(file, NULL);
+	int r = unit_write_pattern(version, 5000, 0, check->place);
 
-	if (kv_core_sync(unit->core) < 0)
-		model_violation(check, "cannot be written any more");
-	unit_expect_file(unit, ino, 5000, check->place);
+	if (r == 0)
+		r = unit_publish(version);
+	kv_version_unref(version);
+	kv_file_put(file);
+	if (r == 0)
+		r = kv_core_sync(unit->core);
+	if (r < 0)
+		model_violation(check, "cannot be written any more: %s", strerror(-r));
+	else
+		unit_expect_file(unit, ino, 5000, check->place);
 	unit_unlink(unit, "new");
 }
 
@@ -179,6 +190,7 @@ static void check_place(struct run *run, struct sim_cut *cut, uint64_t *seed)
 	/* What is not safe makes the difference. */
 	unsigned count = cut->pending_count == 0 ? 1 : 3;
 
+	run->place = cut->place;
 	sim_image_init(&image);
 	for (unsigned i = 0; i < count; i++) {
 		enum sim_survivors survivors =
@@ -426,8 +438,6 @@ static void test_sim__cuts(void **state)
 	setup(&all);
 	run_all(&all);
 	teardown(&all);
-	for (unsigned i = 0; i < FAILURES_SHOWN && all.failures[i][0]; i++)
-		printf("%s\n", all.failures[i]);
 	printf("%llu cuts, %u bad, %llu faults struck;", (unsigned long long)all.points, all.failed,
 		(unsigned long long)all.struck);
 	for (unsigned i = 0; i < _WORK_KIND_MAX; i++)
@@ -474,6 +484,18 @@ static void test_sim__index_head(void **state)
 	teardown(&one);
 }
 
+/* What to run again. An assertion may have ended the test anywhere: then it says where. */
+static void print_failures(void)
+{
+	if (all.failed == 0 && all.seed)
+		(void)fprintf(stderr,
+			"test_sim %llu %u (%s, behind place %zu): an assertion failed, "
+			"see ERROR\n",
+			(unsigned long long)all.seed, all.life, work_name(all.kind), all.place);
+	for (unsigned i = 0; i < FAILURES_SHOWN && all.failures[i][0]; i++)
+		(void)fprintf(stderr, "%s\n", all.failures[i]);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -488,5 +510,9 @@ int main(int argc, char **argv)
 		all.only.life = strtol(argv[2], NULL, 10);
 	if (argc > 3)
 		all.only.place = strtol(argv[3], NULL, 10);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+
+	if (failed)
+		print_failures();
+	return failed;
 }
