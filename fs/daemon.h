@@ -47,6 +47,7 @@ struct kv_daemon {
 	struct kv_guard *guard;
 	struct kv_gpu *gpu; /* NULL: there are no GPU helpers */
 	struct fuse_session *session;
+	pthread_t main_thread; /* runs the request loop */
 	/* With -o restart; else NULL. */
 	struct kv_takeover *takeover;
 	const char *directory; /* absolute: what to unmount, where libfuse has not mounted it */

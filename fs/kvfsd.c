@@ -377,6 +377,7 @@ static int run(struct kv_daemon *daemon, const struct arguments *arguments, int 
 	if (r < 0)
 		return fail(strerror(-r));
 	daemon->directory = arguments->directory;
+	daemon->main_thread = pthread_self();
 	r = open_store(daemon, arguments->store, message);
 	if (r == 0)
 		r = start_core(daemon, message);

@@ -25,7 +25,8 @@ struct listed {
 	uint64_t cookie;
 	uint32_t type;
 	struct kv_inode inode;
-	char *name; /* NUL-terminated, in the arena */
+	char *name;           /* NUL-terminated, in the arena */
+	struct kv_node *node; /* that the reply names: a lookup */
 };
 
 struct listing {
@@ -88,7 +89,7 @@ static bool add_plain(
 }
 
 /* Adds an entry with its node, which counts as a lookup once the kernel has the reply. */
-static bool add_plus(struct listing *listing, const struct listed *listed)
+static bool add_plus(struct listing *listing, struct listed *listed)
 {
 	struct kv_daemon *daemon = kv_daemon_of(listing->req);
 	size_t room = listing->size - listing->used;
@@ -108,6 +109,7 @@ static bool add_plus(struct listing *listing, const struct listed *listed)
 		&entry, (off_t)listed->cookie);
 	assert(n <= room);
 	listing->used += n;
+	listed->node = node;
 	return true;
 }
 
@@ -138,7 +140,7 @@ static int list(struct listing *listing, struct kv_node *node, off_t offset)
 	if (r == -ENOENT)
 		r = 0;
 	for (size_t i = 0; r == 0 && i < listing->count; i++) {
-		const struct listed *entry = &listing->entries[i];
+		struct listed *entry = &listing->entries[i];
 
 		if (listing->plus ? !add_plus(listing, entry)
 				  : !add_plain(listing, entry->name, entry->ino, entry->type,
@@ -146,6 +148,13 @@ static int list(struct listing *listing, struct kv_node *node, off_t offset)
 			break;
 	}
 	return r;
+}
+
+static void forget_all(struct kv_daemon *daemon, const struct listing *listing)
+{
+	for (size_t i = 0; i < listing->count; i++)
+		if (listing->entries[i].node)
+			kv_node_forget(daemon, listing->entries[i].node, 1);
 }
 
 static void reply_listing(fuse_req_t req, fuse_ino_t id, size_t size, off_t offset, bool plus)
@@ -168,10 +177,16 @@ static void reply_listing(fuse_req_t req, fuse_ino_t id, size_t size, off_t offs
 
 	if (r == 0)
 		r = list(&listing, kv_node_find(daemon, id), offset);
-	if (r < 0)
+	if (r < 0) {
+		forget_all(daemon, &listing);
 		kv_reply_error(req, r);
-	else
-		kv_reply_check(daemon, fuse_reply_buf(req, reply, listing.used));
+		return;
+	}
+	r = fuse_reply_buf(req, reply, listing.used);
+	/* Interrupted: the kernel has seen none of the names. */
+	if (r == -ENOENT)
+		forget_all(daemon, &listing);
+	kv_reply_check(daemon, r);
 }
 
 static void op_readdir(

@@ -4,6 +4,7 @@
 #include "fs/reply.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include "fs/log.h"
@@ -12,9 +13,10 @@ void kv_reply_check(struct kv_daemon *daemon, int result)
 {
 	if (result >= 0 || result == -ENOENT)
 		return;
-	kv_log_error("fuse", "reply refused by the kernel, ending the mount error=%s",
-		strerror(-result));
+	kv_log_error("fuse", "no reply can be sent, ending the mount error=%s", strerror(-result));
 	fuse_session_exit(daemon->session);
+	/* The thread that waits for the end of the loop looks when a signal comes. */
+	(void)pthread_kill(daemon->main_thread, SIGTERM);
 }
 
 void kv_reply_error(fuse_req_t req, int error)

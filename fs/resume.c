@@ -13,6 +13,7 @@
 #include "fs/log.h"
 #include "fs/node.h"
 #include "fs/passthrough.h"
+#include "fs/send.h"
 #include "fs/takeover.h"
 
 /* Of the kernel's ABI (include/uapi/linux/fuse.h), which is stable; the system's header may be
@@ -338,7 +339,7 @@ static ssize_t write_reply(int fd, struct iovec *iov, int count, void *arg)
 			n += (ssize_t)iov[i].iov_len;
 		return n;
 	}
-	n = writev(fd, iov, count);
+	n = kv_send(fd, iov, count, daemon);
 	/* Notices have no number. */
 	if (answer->unique != 0)
 		note_reply(daemon, answer->unique);

@@ -16,6 +16,7 @@
 #include "fs/ops.h"
 #include "fs/passthrough.h"
 #include "fs/resume.h"
+#include "fs/send.h"
 #include "fs/supervise.h"
 #include "fs/takeover.h"
 
@@ -231,7 +232,9 @@ int kv_session_start(
 			directory);
 		return -EPERM;
 	}
-	r = answer_init(daemon);
+	r = daemon->takeover ? 0 : kv_send_attach(daemon->session);
+	if (r == 0)
+		r = answer_init(daemon);
 	if (r < 0) {
 		(void)snprintf(ret_error, error_size, "the kernel's FUSE handshake failed: %s",
 			strerror(-r));

@@ -40,6 +40,7 @@
 	X(io_errors, "device requests that failed")                                                \
 	X(io_timeouts, "waits given up because a device did not answer")                           \
 	X(throttled, "writes held back until write-back caught up")                                \
+	X(replies_refused, "replies that the kernel did not take; their callers got EIO")          \
 	X(limited, "opens and writes refused because their user had all he may have")
 
 struct kv_stats {

@@ -8,14 +8,17 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <liburing.h>
@@ -37,6 +40,11 @@ enum fault_kind {
 	FAULT_DRIVE,  /* from that one on everything, small or large, from the same descriptor */
 	FAULT_FSYNC,  /* of directories */
 	FAULT_SWAP,   /* that, and then every exchange of names */
+	/* Of replies to the kernel: */
+	FAULT_REPLY_SHORT,   /* there is no memory for one */
+	FAULT_REPLY_REFUSED, /* one is not taken */
+	FAULT_REPLY_GONE,    /* nobody waits for one any more: its caller has had EIO */
+	FAULT_REPLY_END,     /* from that one on none is taken */
 	_FAULT_KIND_MAX,
 };
 
@@ -67,6 +75,7 @@ EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned count);
 EXPORT int fdatasync(int fd);
 EXPORT int fsync(int fd);
 EXPORT int renameat2(int from, const char *name, int to, const char *new_name, unsigned flags);
+EXPORT ssize_t writev(int fd, const struct iovec *iov, int count);
 EXPORT ssize_t pread(int fd, void *memory, size_t size, off_t offset);
 EXPORT ssize_t pread64(int fd, void *memory, size_t size, off_t offset);
 
@@ -193,6 +202,42 @@ int renameat2(int from, const char *name, int to, const char *new_name, unsigned
 		return -1;
 	}
 	return (int)syscall(SYS_renameat2, from, name, to, new_name, flags);
+}
+
+/* A reply or a notice: struct fuse_out_header, and what follows. */
+static bool is_reply(const struct iovec *iov, int count, struct fuse_out_header *ret_header)
+{
+	size_t size = 0;
+
+	if (count < 1 || iov[0].iov_len != sizeof(*ret_header))
+		return false;
+	for (int i = 0; i < count; i++)
+		size += iov[i].iov_len;
+	memcpy(ret_header, iov[0].iov_base, sizeof(*ret_header));
+	return ret_header->len == size && ret_header->unique != 0;
+}
+
+ssize_t writev(int fd, const struct iovec *iov, int count)
+{
+	struct fuse_out_header header;
+
+	if (!control || !is_reply(iov, count, &header))
+		return syscall(SYS_writev, fd, iov, count);
+	if (atomic_load(&control->kind) == FAULT_REPLY_END && atomic_load(&control->left) <= 0) {
+		errno = EINVAL;
+		return -1;
+	}
+	if (strikes(FAULT_REPLY_SHORT, ENOMEM) || strikes(FAULT_REPLY_REFUSED, EINVAL) ||
+		strikes(FAULT_REPLY_END, EINVAL))
+		return -1;
+	if (strikes(FAULT_REPLY_GONE, ENOENT)) {
+		header.len = sizeof(header);
+		header.error = -EIO;
+		(void)syscall(SYS_write, fd, &header, sizeof(header));
+		errno = ENOENT;
+		return -1;
+	}
+	return syscall(SYS_writev, fd, iov, count);
 }
 
 #define LARGE 65536u

@@ -4,7 +4,8 @@ import os
 import struct
 
 KINDS = ("none", "malloc", "open", "mmap", "thread", "submit", "sync",
-         "read", "sector", "drive", "fsync", "swap")
+         "read", "sector", "drive", "fsync", "swap",
+         "reply_short", "reply_refused", "reply_gone", "reply_end")
 _FORMAT = "<3q"
 
 

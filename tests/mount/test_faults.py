@@ -85,14 +85,14 @@ def attempt(kv, func, number):
     return None
 
 
-def try_all(kv, faults, kind, func):
+def try_all(kv, faults, kind, func, allowed=frozenset(ALLOWED)):
     """Returns how many calls have failed."""
     struck = quiet = 0
     for number in range(1, CALLS_MAX + 1):
         faults.arm(kind, number)
         error = attempt(kv, func, number)
         hit = faults.disarm()
-        assert error is None or error in ALLOWED, f"{func.__name__}: {os.strerror(error)}"
+        assert error is None or error in allowed, f"{func.__name__}, {kind} {number}: {os.strerror(error)}"
         assert kv.daemon.poll() is None, f"{func.__name__}, {kind} {number}: {kv.log_tail()}"
         struck += hit
         # Who works in the background makes calls, too: one without a hit is not the end.
@@ -120,6 +120,61 @@ def test_every_call_of_an_operation_fails_once(faulty, kind):
     kv.settle()
     kv.remount()
     assert get(kv.mnt / "last") == blob(7, 100_000)
+
+
+@pytest.mark.timeout(3600 if LONG else 300)
+@pytest.mark.parametrize("kind, allowed", [
+    ("reply_short", set()), ("reply_refused", {errno.EIO}), ("reply_gone", {errno.EIO})])
+def test_every_reply_of_an_operation_fails_once(faulty, kind, allowed):
+    """Tried again, or an error in its place: nobody waits for ever, and what a reply would have
+    told the kernel is taken back."""
+    kv, faults = faulty
+    kv.mount()
+    for number in range(1, CALLS_MAX + 1):
+        put(kv.mnt / f"old{number}", blob(number, 300_000))
+    put(kv.mnt / "rewritten", blob(1, 5_000))
+    kv.remount()
+    struck = sum(try_all(kv, faults, kind, func, allowed)
+                 for func in (read, create, synced, rewrite, rename, unlink, names))
+    assert struck > 20, "too few replies failed: this proves nothing"
+    assert kv.counter("replies_refused") == (struck if kind == "reply_refused" else 0)
+    # No handle is left of an open whose reply was lost, and no write that blocks what comes.
+    eventually(lambda: kv.status()["open_handles"] == 0, what="an end of all handles")
+    put(kv.mnt / "rewritten", blob(9, 5_000))
+    assert get(kv.mnt / "rewritten") == blob(9, 5_000)
+    kv.remount()
+    assert get(kv.mnt / "rewritten") == blob(9, 5_000)
+
+
+@pytest.mark.parametrize("kind", ["reply_short", "reply_refused"])
+def test_the_reply_that_makes_the_mount_fails(faulty, kind):
+    kv, faults = faulty
+    faults.arm(kind, 1)
+    try:
+        kv.mount(timeout=30)
+    except MountFailed as e:
+        assert kind == "reply_refused", e
+        assert e.status == 1 and "handshake failed" in e.text
+    assert faults.disarm()
+    if kind == "reply_short":
+        kv.umount()
+    kv.mount()
+
+
+@pytest.mark.parametrize("func", [read, create, names])
+def test_a_mount_that_cannot_reply_ends(faulty, func):
+    """Its callers are not left waiting."""
+    kv, faults = faulty
+    kv.mount()
+    put(kv.mnt / "old1", blob(1, 300_000))
+    faults.arm("reply_end", 2)
+    assert attempt(kv, func, 1) in {errno.ENOTCONN, errno.ECONNABORTED}
+    kv.daemon.wait(30)
+    assert "no reply can be sent, ending the mount" in kv.log()
+    faults.disarm()
+    kv.destroy()
+    kv.mount()
+    assert get(kv.mnt / "old1") == blob(1, 300_000)
 
 
 @pytest.mark.timeout(3600 if LONG else 300)

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Replies on their way: see send.h. */
+
+#include "fs/send.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <sys/ioctl.h>
+
+#include "fs/log.h"
+
+/* In all, about a second. */
+#define TRIES_MAX 10u
+#define FIRST_WAIT_US 1000u
+
+/* Short of something that comes back. */
+static bool is_passing(int error)
+{
+	return error == EINTR || error == EAGAIN || error == ENOMEM || error == ENOBUFS;
+}
+
+static ssize_t try_writev(int fd, const struct iovec *iov, int count)
+{
+	unsigned wait_us = FIRST_WAIT_US;
+	ssize_t n = writev(fd, iov, count);
+
+	for (unsigned i = 1; n < 0 && is_passing(errno) && i < TRIES_MAX; i++, wait_us *= 2) {
+		(void)usleep(wait_us);
+		n = writev(fd, iov, count);
+	}
+	return n;
+}
+
+/* Whoever waits for ANSWER is told that it failed. 0: that has arrived, or nobody waits. */
+static int send_error(int fd, const struct fuse_out_header *answer)
+{
+	struct fuse_out_header error = {
+		.len = sizeof(error),
+		.error = -EIO,
+		.unique = answer->unique,
+	};
+	const struct iovec iov = {.iov_base = &error, .iov_len = sizeof(error)};
+
+	return try_writev(fd, &iov, 1) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+ssize_t kv_send(int fd, struct iovec *iov, int count, void *arg)
+{
+	const struct fuse_out_header *answer = iov[0].iov_base;
+	struct kv_daemon *daemon = arg;
+	ssize_t n = try_writev(fd, iov, count);
+	int error = errno;
+
+	/* Notices have no number, and nobody who waits. */
+	if (n >= 0 || error == ENOENT || answer->unique == 0) {
+		errno = error;
+		return n;
+	}
+	kv_stat_add(&daemon->stats.replies_refused, 1);
+	kv_log_error("fuse", "reply refused by the kernel length=%u error=%s", answer->len,
+		strerror(error));
+	/* Without its answer to INIT there is no mount. */
+	if (!daemon->initialised)
+		fuse_session_exit(daemon->session);
+	errno = send_error(fd, answer) < 0 ? error : ENOENT;
+	return -1;
+}
+
+static ssize_t receive(int fd, void *buffer, size_t size, void *arg)
+{
+	(void)arg;
+	return read(fd, buffer, size);
+}
+
+/* A queue of its own for a worker, as libfuse would make it. */
+static int clone_fd(int fd)
+{
+	uint32_t from = (uint32_t)fd;
+	_cleanup_fd_ int clone = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+
+	if (clone < 0 || ioctl(clone, FUSE_DEV_IOC_CLONE, &from) < 0)
+		return -1;
+	return kv_steal_fd(&clone);
+}
+
+int kv_send_attach(struct fuse_session *session)
+{
+	static const struct fuse_custom_io io = {
+		.read = receive,
+		.writev = kv_send,
+		.clone_fd = clone_fd,
+	};
+
+	return fuse_session_custom_io(session, &io, sizeof(io), fuse_session_fd(session));
+}
