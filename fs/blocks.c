@@ -4,8 +4,7 @@
  * them they are packed where they are copied anyway, so that a chunk of many holes is one transfer.
  */
 #include "fs/core_internal.h"
-
-#include <xxhash.h>
+#include "fs/sum.h"
 
 static size_t bytes_of(unsigned blocks)
 {

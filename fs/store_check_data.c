@@ -7,10 +7,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "fs/io_internal.h"
 #include "fs/store_check_internal.h"
+#include "fs/sum.h"
 
 #define WORKERS 8u
 #define JOBS_MAX (2 * WORKERS)

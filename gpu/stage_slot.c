@@ -7,8 +7,8 @@
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <xxhash.h>
 
+#include "fs/sum.h"
 #include "gpu/stage_internal.h"
 
 #define REAP_MAX 64u
