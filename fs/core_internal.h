@@ -328,6 +328,7 @@ struct kv_core {
 		pthread_cond_t cond;
 		struct kv_fill_queue urgent;
 		struct kv_fill_queue ahead;
+		unsigned idle; /* threads without work */
 		bool stop;
 		struct kv_crew crew;
 	} fill;

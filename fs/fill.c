@@ -4,8 +4,11 @@
  */
 #include "fs/fill_internal.h"
 
+/* While one waits for its device or compares sums, the others keep the device's queue filled. */
+#define FILL_THREADS_A_DEVICE 4u
 #define FILL_THREADS_MAX 8u
 #define FILL_BATCH_JOBS 64u
+#define FILL_SHARE_CHUNKS 2u
 
 /* Lock held. True if the chunk has to be brought in and nobody is at it. */
 static bool is_wanted(struct kv_version *version, uint32_t number)
@@ -166,10 +169,13 @@ static int make_jobs(struct kv_version *version, const struct kv_fill_range *ran
 
 static void push_jobs(struct kv_core *core, struct kv_fill_queue *jobs, bool ahead)
 {
+	const struct kv_fill *job;
 	KV_LOCKED(&core->fill.lock);
 
+	/* One thread a job, as far as they are idle. */
+	TAILQ_FOREACH (job, jobs, entry)
+		(void)pthread_cond_signal(&core->fill.cond);
 	TAILQ_CONCAT(ahead ? &core->fill.ahead : &core->fill.urgent, jobs, entry);
-	(void)pthread_cond_broadcast(&core->fill.cond);
 }
 
 int kv_fill_begin(struct kv_version *version, const struct kv_fill_range *range)
@@ -292,7 +298,7 @@ static int fill_memory(
 	{
 		KV_LOCKED(&core->fill.lock);
 		TAILQ_INSERT_TAIL(&core->fill.urgent, job, entry);
-		(void)pthread_cond_broadcast(&core->fill.cond);
+		(void)pthread_cond_signal(&core->fill.cond);
 	}
 	r = wait_private(job);
 	if (r == -ETIMEDOUT)
@@ -332,10 +338,10 @@ static struct kv_fill *next_job(const struct kv_core *core, const struct kv_fill
 	return job;
 }
 
-/* Takes a share of the waiting jobs, urgent ones first, so that several threads work on many small
- * ones. */
+/* Takes a share of the waiting jobs, urgent ones first: few as long as other threads are idle. */
 static unsigned take_jobs(struct kv_core *core, struct kv_fill **ret_jobs)
 {
+	unsigned most = core->fill.idle > 0 ? FILL_SHARE_CHUNKS : KV_RUN_CHUNKS;
 	unsigned count = 0, chunks = 0;
 
 	while (count < FILL_BATCH_JOBS) {
@@ -346,7 +352,7 @@ static unsigned take_jobs(struct kv_core *core, struct kv_fill **ret_jobs)
 			job = next_job(core, &core->fill.ahead);
 			queue = &core->fill.ahead;
 		}
-		if (!job || (count > 0 && chunks + job->count > KV_RUN_CHUNKS))
+		if (!job || (count > 0 && chunks + job->count > most))
 			break;
 		TAILQ_REMOVE(queue, job, entry);
 		ret_jobs[count++] = job;
@@ -367,8 +373,11 @@ static void *fill_main(void *arg)
 		unsigned count;
 		{
 			KV_LOCKED(&core->fill.lock);
-			while ((count = take_jobs(core, jobs)) == 0 && !core->fill.stop)
+			while ((count = take_jobs(core, jobs)) == 0 && !core->fill.stop) {
+				core->fill.idle++;
 				(void)pthread_cond_wait(&core->fill.cond, &core->fill.lock);
+				core->fill.idle--;
+			}
 			if (count == 0)
 				break;
 		}
@@ -386,7 +395,7 @@ static void *fill_main(void *arg)
 int kv_fill_start(struct kv_core *core)
 {
 	unsigned count = (unsigned)kv_min_u64(
-		kv_max_u64(2u * kv_devices_count(core->devices), 2), FILL_THREADS_MAX);
+		FILL_THREADS_A_DEVICE * kv_devices_count(core->devices), FILL_THREADS_MAX);
 
 	core->fill.crew.main = fill_main;
 	return kv_crew_start(core, &core->fill.crew, count);
