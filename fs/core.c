@@ -94,6 +94,15 @@ int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms)
 	return 0;
 }
 
+int kv_core_charge_found(struct kv_core *core, uint64_t bytes)
+{
+	int r = kv_dram_charge_found(core->dram, bytes);
+
+	if (r == 0)
+		atomic_fetch_add(&core->charged, bytes);
+	return r;
+}
+
 void kv_core_uncharge(struct kv_core *core, uint64_t bytes)
 {
 	if (!bytes)
@@ -252,6 +261,7 @@ static void core_init_locks(struct kv_core *core)
 	(void)pthread_mutex_init(&core->lists.lock, NULL);
 	TAILQ_INIT(&core->lists.idle);
 	TAILQ_INIT(&core->lists.active);
+	(void)pthread_mutex_init(&core->legacies.lock, NULL);
 	(void)pthread_mutex_init(&core->fill.lock, NULL);
 	kv_cond_init(&core->fill.cond);
 	TAILQ_INIT(&core->fill.urgent);
@@ -298,6 +308,8 @@ static int core_start(struct kv_core *core)
 		r = kv_reap_start(core);
 	if (r >= 0)
 		r = kv_watch_start(core);
+	if (r >= 0)
+		r = kv_adopt_start(core);
 	return r;
 }
 
@@ -359,12 +371,15 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 	core->stats = options->stats;
 	core->hooks = options->hooks;
 	core->budget = core->options.dram_bytes;
+	core->outlives = options->dram_is_shared;
 	core_init_locks(core);
 
 	const struct kv_dram_options dram = {
 		.budget_bytes = core->budget,
 		.reclaim = kv_evict_reclaim,
 		.reclaim_arg = core,
+		.shared = options->dram_is_shared,
+		.mount_fd = options->dram_mount,
 	};
 	int r = kv_dram_new(&dram, &core->dram, ret_error, error_size);
 	if (r < 0) {
@@ -376,6 +391,7 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 		(void)snprintf(
 			ret_error, error_size, "cannot start the worker threads: %s", strerror(-r));
 		(void)core_stop(core);
+		kv_adopt_done(core);
 		kv_dram_free(core->dram);
 		free(core->leases);
 		free(core);
@@ -411,6 +427,7 @@ struct kv_core *kv_core_free(struct kv_core *core)
 	 * goes with the process. */
 	if (left == 0)
 		kv_dram_free(core->dram);
+	kv_adopt_done(core);
 	free(core->leases);
 	free(core);
 	return NULL;

@@ -75,6 +75,8 @@ struct kv_core_options {
 	struct kv_store *store;           /* outlives the core */
 	struct kv_stats *stats;           /* outlives the core */
 	struct kv_core_hooks hooks;
+	bool dram_is_shared; /* the DRAM tier is DRAM_MOUNT, and outlives this process: dram.h */
+	int dram_mount;
 };
 
 /* Starts the DRAM tier and the threads. One line in ret_error on failure. */

@@ -22,6 +22,7 @@
  *   commit.c       devices to index
  *   evict.c        DRAM eviction
  *   warm.c         DRAM residency on request
+ *   adopt.c        DRAM residency that another process has left
  *   reap.c         orphans
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them
@@ -49,6 +50,7 @@
 #include <bsd/sys/tree.h>
 #include <stdatomic.h>
 
+#include "fs/adopt_internal.h"
 #include "fs/core.h"
 #include "fs/device.h"
 #include "fs/log.h"
@@ -304,6 +306,7 @@ struct kv_core {
 	struct kv_shard shards[KV_SHARDS];
 	struct kv_park parks[KV_PARKS];
 	uint64_t budget;            /* bytes of DRAM */
+	bool outlives;              /* the DRAM tier does: what is whole in it gets marks */
 	_Atomic uint64_t charged;   /* bytes */
 	_Atomic uint64_t dirty;     /* bytes */
 	_Atomic uint64_t unwritten; /* blocks: the sum over all versions */
@@ -323,6 +326,7 @@ struct kv_core {
 		struct kv_version_queue idle;
 		struct kv_version_queue active;
 	} lists;
+	struct kv_legacies legacies;
 	struct {
 		pthread_mutex_t lock;
 		pthread_cond_t cond;
@@ -417,6 +421,8 @@ void kv_core_changed(struct kv_core *core, uint64_t ino);
 /* Charges DRAM, waiting up to PATIENCE_MS; wakes the evictor. -EAGAIN if DRAM stays short. */
 int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms);
 void kv_core_uncharge(struct kv_core *core, uint64_t bytes);
+/* For pages that are there already. -EAGAIN if the budget is smaller. Never waits. */
+int kv_core_charge_found(struct kv_core *core, uint64_t bytes);
 /* Promises blocks of the store; evicts and waits when it is full: also, as long as leases run, for
  * their end. */
 int kv_core_reserve(struct kv_core *core, uint64_t blocks);

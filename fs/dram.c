@@ -37,6 +37,12 @@
 /* The tmpfs never gets larger than that many times its normal size. */
 #define SIZE_FACTOR_MAX 2
 
+/* Bytes of the tmpfs beyond the budget. */
+static uint64_t slack_of(uint64_t budget)
+{
+	return budget / 8 + SLACK_MIN;
+}
+
 static int set_option(int fs_fd, const char *key, const char *value)
 {
 	unsigned command = value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG;
@@ -71,6 +77,11 @@ static int mount_tmpfs(uint64_t size)
 	return mount_fd < 0 ? -errno : mount_fd;
 }
 
+int kv_dram_mount(uint64_t budget_bytes)
+{
+	return mount_tmpfs(budget_bytes + slack_of(budget_bytes));
+}
+
 static int resize_tmpfs(int mount_fd, uint64_t size)
 {
 	_cleanup_fd_ int fs_fd =
@@ -88,12 +99,23 @@ static int resize_tmpfs(int mount_fd, uint64_t size)
 											 : 0;
 }
 
+/* The daemon before may have enlarged it, and there may be more on it than its normal size. */
+static void take_mount(struct kv_dram *dram)
+{
+	struct statfs st;
+
+	dram->mount_fd = dram->options.mount_fd;
+	if (resize_tmpfs(dram->mount_fd, dram->size) < 0 && fstatfs(dram->mount_fd, &st) == 0)
+		dram->size = (uint64_t)st.f_blocks * (uint64_t)st.f_bsize;
+}
+
 /* Whether huge pages come, by asking for one: the switches in /sys may forbid what mount took. */
 static bool probe_huge(int mount_fd)
 {
 	static const char name[] = "probe";
+	/* It may be there from a process that ended in here. */
 	_cleanup_fd_ int fd =
-		openat(mount_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+		openat(mount_fd, name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
 	struct stat st;
 	bool huge;
 
@@ -159,7 +181,7 @@ int kv_dram_new(const struct kv_dram_options *options, struct kv_dram **ret_dram
 		return r;
 	}
 	dram->options = *options;
-	dram->slack = options->budget_bytes / 8 + SLACK_MIN;
+	dram->slack = slack_of(options->budget_bytes);
 	dram->size_normal = options->budget_bytes + dram->slack;
 	dram->size = dram->size_normal;
 	TAILQ_INIT(&dram->idle_objects);
@@ -169,7 +191,9 @@ int kv_dram_new(const struct kv_dram_options *options, struct kv_dram **ret_dram
 				    ? descriptors - DESCRIPTORS_RESERVED
 				    : descriptors / 2;
 	dram->mount_fd = -1;
-	if (!options->force_memfd)
+	if (options->shared)
+		take_mount(dram);
+	else if (!options->force_memfd)
 		dram->mount_fd = mount_tmpfs(dram->size);
 	if (dram->mount_fd < 0)
 		dram->mount_fd = -1;
@@ -294,6 +318,17 @@ int kv_dram_charge(struct kv_dram *dram, uint64_t bytes, unsigned wait_ms)
 		wait_given_back(dram, deadline_ms);
 	}
 	return -EAGAIN;
+}
+
+int kv_dram_charge_found(struct kv_dram *dram, uint64_t bytes)
+{
+	KV_LOCKED(&dram->lock);
+
+	/* Until now they counted as zombies. */
+	if (bytes > dram->options.budget_bytes - dram->charged)
+		return -EAGAIN;
+	dram->charged += bytes;
+	return 0;
 }
 
 void kv_dram_uncharge(struct kv_dram *dram, uint64_t bytes)

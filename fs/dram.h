@@ -2,10 +2,14 @@
 /*
  * The DRAM tier: one object a file version, on a private, detached tmpfs with huge pages.
  *
- * An object is a file named "<ino>.<version>" in hexadecimal. It is opened by name when it is used
+ * An object is a file named "<ino>.<serial>" in hexadecimal. It is opened by name when it is used
  * and closed when it is idle, so an idle object needs no descriptor. Where a tmpfs cannot be
  * mounted (no CAP_SYS_ADMIN) each object is a memfd instead, which keeps its descriptor; their
  * number is then bounded by RLIMIT_NOFILE.
+ *
+ * A tier whose mount somebody else holds as well outlives the process. What may be found there
+ * again is marked, by its name: "<ino>.<serial>.<version>.<sum>". A rename is whole or not made,
+ * whenever the process dies; all that has no mark is removed by the next one.
  *
  * Memory is accounted in bytes against the budget before it is touched: kv_dram_charge, then
  * kv_object_allocate. When the budget is short, kv_dram_charge asks the reclaimer (set by the owner
@@ -32,6 +36,8 @@ struct kv_object;
 struct kv_dram_options {
 	uint64_t budget_bytes;
 	bool force_memfd; /* tests: behave as without CAP_SYS_ADMIN */
+	bool shared;      /* the tier is MOUNT_FD, which kv_dram_free will close */
+	int mount_fd;     /* of kv_dram_mount */
 	/*
 	 * Called without locks when BYTES are wanted beyond the budget: drops idle objects. Returns
 	 * the bytes it freed, 0 when nothing can be dropped now.
@@ -49,6 +55,9 @@ struct kv_dram_usage {
 	bool huge;  /* huge pages are in use */
 };
 
+/* A mount for a tier of that budget, to be held beyond the life of a process. Its descriptor. */
+int kv_dram_mount(uint64_t budget_bytes);
+
 /* On failure one line in ret_error: at least KV_DRAM_MIN bytes are needed. */
 #define KV_DRAM_MIN (UINT64_C(16) << 20)
 int kv_dram_new(const struct kv_dram_options *options, struct kv_dram **ret_dram, char *ret_error,
@@ -63,10 +72,37 @@ void kv_dram_usage(struct kv_dram *dram, struct kv_dram_usage *ret_usage);
  */
 int kv_dram_charge(struct kv_dram *dram, uint64_t bytes, unsigned wait_ms);
 void kv_dram_uncharge(struct kv_dram *dram, uint64_t bytes);
+/* The same as kv_dram_charge for pages that are there already. -EAGAIN: the budget is smaller. */
+int kv_dram_charge_found(struct kv_dram *dram, uint64_t bytes);
 
 /* A new, empty object. Its name must not be in use. */
 int kv_object_new(
-	struct kv_dram *dram, uint64_t ino, uint64_t version, struct kv_object **ret_object);
+	struct kv_dram *dram, uint64_t ino, uint64_t serial, struct kv_object **ret_object);
+
+/* What a marked object is of: SUM tells its content from any other, version numbers may come
+ * again. */
+struct kv_mark {
+	uint64_t ino;
+	uint64_t serial;
+	uint64_t version;
+	uint64_t sum;
+};
+/* From here on whoever finds the object may take it for that version's content, whole. Nothing
+ * happens in a tier that is not shared. */
+int kv_object_mark(struct kv_object *object, uint64_t version, uint64_t sum);
+/* To be called before the object is changed: on failure it must not be. */
+int kv_object_unmark(struct kv_object *object);
+/* The marks that an earlier process has left, for the caller to free. Removes all else; before the
+ * first object is made. */
+int kv_dram_found(struct kv_dram *dram, struct kv_mark **ret_marks, size_t *ret_count);
+/* Makes the object of MARK again, with its size and the bytes of memory that it has. */
+struct kv_found {
+	struct kv_object *object;
+	uint64_t size;
+	uint64_t allocated;
+};
+int kv_object_find(struct kv_dram *dram, const struct kv_mark *mark, struct kv_found *ret_found);
+
 /* Unlinks and closes; charges are the caller's to give back. NULL is allowed. Returns NULL. */
 struct kv_object *kv_object_free(struct kv_object *object);
 

@@ -17,8 +17,8 @@
 
 struct kv_object {
 	struct kv_dram *dram;
-	uint64_t ino;
-	uint64_t version;
+	struct kv_mark mark;         /* lock; its version and sum only while marked */
+	bool marked;                 /* lock */
 	int fd;                      /* lock; -1: closed, to be opened by name */
 	unsigned users;              /* lock; borrowed descriptors */
 	TAILQ_ENTRY(kv_object) idle; /* lock; on idle_objects while open and unused (tmpfs only) */

@@ -171,6 +171,11 @@ static uint64_t punch_version(struct kv_core *core, struct kv_version *version, 
 			count = pick_chunks(version, wanted, numbers, &bytes);
 		if (count == 0)
 			return 0;
+		if (kv_object_unmark(version->object) < 0) {
+			for (unsigned i = 0; i < count; i++)
+				(void)cool_slot(version, numbers[i], false);
+			return 0;
+		}
 		version->busy++;
 		version->all_hot = false;
 	}

@@ -183,6 +183,7 @@ static int version_from_inode(
 	version->blocks = inode->blocks;
 	version->mtime_ns = inode->mtime_ns;
 	version->ctime_ns = inode->ctime_ns;
+	kv_version_adopt(version);
 	*ret_version = version;
 	return 0;
 }

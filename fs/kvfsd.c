@@ -282,6 +282,8 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 		.options = &daemon->options,
 		.store = daemon->store,
 		.stats = &daemon->stats,
+		.dram_is_shared = daemon->takeover && daemon->dram_fd >= 0,
+		.dram_mount = daemon->dram_fd,
 		.hooks =
 			{
 				.arg = daemon,
@@ -412,6 +414,7 @@ static int supervise(struct arguments *arguments, char **argv, int pipe_end)
 	const struct kv_supervise options = {
 		.store = store,
 		.directory = arguments->directory,
+		.dram_bytes = arguments->options.dram_bytes,
 		.log_level = arguments->options.log_level,
 		.allow_other = arguments->options.allow_other,
 		.foreground = arguments->foreground,
@@ -447,6 +450,7 @@ int main(int argc, char **argv)
 	if (served.fuse_fd >= 0) {
 		pipe_end = served.ready_fd;
 		daemon.fuse_fd = served.fuse_fd;
+		daemon.dram_fd = served.dram_fd;
 		r = kv_takeover_new(served.state_fd, &daemon.takeover);
 		if (r < 0)
 			return fail("cannot take over from another version of kvfsd") != 0;

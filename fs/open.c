@@ -48,6 +48,8 @@ static enum residency residency_of(struct kv_version *version)
 			allocated = false;
 	}
 	version->all_hot = allocated;
+	if (allocated)
+		kv_version_mark_locked(version);
 	return allocated ? RESIDENT : UNALLOCATED;
 }
 

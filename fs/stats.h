@@ -30,6 +30,7 @@
 	X(published, "versions published")                                                         \
 	X(unfinished, "versions not published: their writer was killed, or a write failed")        \
 	X(committed, "versions made durable")                                                      \
+	X(adopted, "files found in DRAM after a restart")                                          \
 	X(evicted_dram, "files dropped from DRAM")                                                 \
 	X(evicted_store, "files evicted from the store")                                           \
 	X(evicted_store_bytes, "bytes freed by that")                                              \

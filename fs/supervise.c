@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 
 #include "fs/base.h"
+#include "fs/dram.h"
 #include "fs/log.h"
 #include "fs/takeover.h"
 
@@ -37,14 +38,17 @@ bool kv_supervise_inherit(struct kv_served *ret_served)
 {
 	const char *text = getenv(SERVED);
 
-	*ret_served = (struct kv_served){-1, -1, -1};
+	*ret_served = (struct kv_served){-1, -1, -1, -1};
 	if (!text)
 		return false;
-	if (sscanf(text, "%d:%d:%d", &ret_served->fuse_fd, &ret_served->state_fd,
-		    &ret_served->ready_fd) != 3)
+	/* A supervisor of an earlier version holds no DRAM. */
+	if (sscanf(text, "%d:%d:%d:%d", &ret_served->fuse_fd, &ret_served->state_fd,
+		    &ret_served->ready_fd, &ret_served->dram_fd) < 3)
 		return false;
 	(void)fcntl(ret_served->fuse_fd, F_SETFD, FD_CLOEXEC);
 	(void)fcntl(ret_served->state_fd, F_SETFD, FD_CLOEXEC);
+	if (ret_served->dram_fd >= 0)
+		(void)fcntl(ret_served->dram_fd, F_SETFD, FD_CLOEXEC);
 	(void)unsetenv(SERVED);
 	return true;
 }
@@ -104,8 +108,10 @@ static void daemon_main(const struct supervisor *supervisor)
 	(void)fcntl(served->state_fd, F_SETFD, 0);
 	if (served->ready_fd >= 0)
 		(void)fcntl(served->ready_fd, F_SETFD, 0);
-	(void)snprintf(text, sizeof(text), "%d:%d:%d", served->fuse_fd, served->state_fd,
-		served->ready_fd);
+	if (served->dram_fd >= 0)
+		(void)fcntl(served->dram_fd, F_SETFD, 0);
+	(void)snprintf(text, sizeof(text), "%d:%d:%d:%d", served->fuse_fd, served->state_fd,
+		served->ready_fd, served->dram_fd);
 	(void)setenv(SERVED, text, 1);
 	(void)execv(supervisor->program, (char *const *)supervisor->options->argv);
 	_exit(127);
@@ -191,7 +197,7 @@ int kv_supervise(const struct kv_supervise *options)
 {
 	struct supervisor supervisor = {
 		.options = options,
-		.served = {-1, -1, options->ready_fd},
+		.served = {-1, -1, -1, options->ready_fd},
 	};
 	int status = 1;
 	ssize_t n = readlink("/proc/self/exe", supervisor.program, sizeof(supervisor.program) - 1);
@@ -207,6 +213,8 @@ int kv_supervise(const struct kv_supervise *options)
 	supervisor.served.state_fd = kv_takeover_memory();
 	if (supervisor.served.state_fd < 0)
 		return fail("memory for restarts", supervisor.served.state_fd) != 0;
+	/* Where it cannot be had, each daemon makes do without, and begins cold. */
+	supervisor.served.dram_fd = kv_dram_mount(options->dram_bytes);
 	if (mount_connection(&supervisor) < 0)
 		return 1;
 	if (start_daemon(&supervisor) < 0) {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The supervisor of `-o restart`: mounts, holds the connection, and starts another daemon when one
- * has been killed. Its callers block meanwhile.
+ * The supervisor of `-o restart`: mounts, holds the connection and the DRAM tier, and starts
+ * another daemon when one has been killed. Its callers block meanwhile.
  */
 #ifndef KVFS_FS_SUPERVISE_H
 #define KVFS_FS_SUPERVISE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "fs/log.h"
 
@@ -18,6 +19,7 @@
 struct kv_served {
 	int fuse_fd;  /* the connection; -1: there is no supervisor */
 	int state_fd; /* see takeover.h */
+	int dram_fd;  /* see kv_dram_mount; or -1 */
 	int ready_fd; /* of who waits for the mount in the foreground, or -1 */
 };
 
@@ -27,6 +29,7 @@ bool kv_supervise_inherit(struct kv_served *ret_served);
 struct kv_supervise {
 	const char *store;     /* absolute */
 	const char *directory; /* absolute */
+	uint64_t dram_bytes;   /* budget of the DRAM tier */
 	bool allow_other;
 	bool foreground;
 	enum kv_log_level log_level;

@@ -256,7 +256,7 @@ static void take_object(struct kv_version *version, struct kv_version *from)
 
 	if (!from->object || from->state != KV_VERSION_COMMITTED || from->opens > 0 ||
 		from->busy > 0 || from->exposed || from->backing > 0 || version->object ||
-		prepare_slots(version, from) < 0)
+		prepare_slots(version, from) < 0 || kv_object_unmark(from->object) < 0)
 		return;
 	RB_FOREACH (segment, kv_segment_tree, &from->segments) {
 		struct kv_slot *first = kv_slot_find(version, segment->number * KV_SEGMENT_CHUNKS);

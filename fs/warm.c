@@ -99,8 +99,9 @@ int kv_version_warm(
 		return r;
 	{
 		KV_LOCKED(&version->lock);
-		became_hot = !range->ask && version->streamed && !version->hot &&
-			     kv_version_is_resident_locked(version);
+		bool whole = !range->ask && kv_version_is_resident_locked(version);
+
+		became_hot = whole && version->streamed && !version->hot;
 	}
 	if (became_hot && core->hooks.became_hot)
 		core->hooks.became_hot(core->hooks.arg, version->file->ino);

@@ -6,6 +6,7 @@ written. A planned restart (SIGHUP to the supervisor) takes nothing.
 """
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import signal
@@ -17,42 +18,13 @@ from data import MIB, blob, get, put, put_synced
 from ioctls import command
 from kvmount import MountFailed, mount_device
 from procs import LONG, Child, eventually, run
+from restarts import ask, daemon_of, kill, restartable
 from syscalls import fails
-
-
-def daemon_of(kv):
-    """The pid of the daemon that serves now: the supervisor's only child."""
-    with open(f"/proc/{kv.pid}/task/{kv.pid}/children", encoding="ascii") as file:
-        words = file.read().split()
-    return int(words[0]) if words else 0
 
 
 @pytest.fixture(name="make")
 def _make(fresh):
-    def make(**options):
-        kv = fresh(restart=None, **options)
-        kv.expect_errors("the daemon died, starting another")
-        return kv
-    return make
-
-
-def follow(kv, before):
-    """Waits until another daemon than BEFORE serves."""
-    eventually(lambda: daemon_of(kv) not in (0, before), what="the next daemon")
-    os.statvfs(kv.mnt)
-
-
-def kill(kv):
-    before = daemon_of(kv)
-    os.kill(before, signal.SIGKILL)
-    follow(kv, before)
-
-
-def ask(kv):
-    """A planned restart."""
-    before = daemon_of(kv)
-    os.kill(kv.pid, signal.SIGHUP)
-    follow(kv, before)
+    return functools.partial(restartable, fresh)
 
 
 @pytest.mark.parametrize("end", (kill, ask))

@@ -40,6 +40,7 @@ struct unit {
 	struct kv_options options;
 	struct kv_core *core;
 	uint64_t quota;
+	int dram_fd; /* of a tier that outlives the core; 0: none */
 	_Atomic unsigned names_gone;
 	_Atomic unsigned became_hot;
 	_Atomic int backings;
@@ -215,6 +216,8 @@ static inline void unit_mount(struct unit *unit)
 		.stats = &unit->stats,
 		.hooks = {unit, unit_backing_open, unit_backing_close, unit_name_gone,
 			unit_became_hot},
+		.dram_is_shared = unit->dram_fd > 0,
+		.dram_mount = unit->dram_fd > 0 ? dup(unit->dram_fd) : -1,
 	};
 	if (kv_core_new(&options, &unit->core, error, sizeof(error)) != 0)
 		fail_msg("core: %s", error);

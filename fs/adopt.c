@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What another process has left in DRAM: a daemon that was killed, or has made way.
+ *
+ * An object is marked when it has all of a version that is committed. The mark names the version,
+ * and has a sum over the sums of its chunks: version numbers of what was lost with a process come
+ * again for other content, and the index may be behind the mark, or ahead of it. So an object is
+ * taken for the content that the index has if that has the same sums, and else removed.
+ *
+ * Each is taken when its file is first asked for. A thread sees to the rest, least recently used
+ * first, so that they are there to be evicted in that order; until then their memory counts as that
+ * of zombies.
+ */
+#include "fs/core_internal.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+struct kv_legacy {
+	struct kv_mark mark;
+	int64_t last_use_ns; /* INT64_MIN: of nothing that there is */
+	bool taken;          /* lock */
+};
+
+/* ---- Sums ---- */
+
+struct summed {
+	uint64_t number;
+	uint64_t sum;
+	struct kv_bits bits;
+};
+
+/* Lock held, all segments in memory. Of content and holes, not of where they lie. */
+static int sum_of(struct kv_version *version, uint64_t *ret_sum)
+{
+	XXH3_state_t *state = XXH3_createState();
+	struct kv_segment *segment;
+
+	if (!state)
+		return -ENOMEM;
+	(void)XXH3_64bits_reset_withSeed(state, version->size);
+	RB_FOREACH (segment, kv_segment_tree, &version->segments) {
+		for (uint32_t i = 0; i < segment->capacity; i++) {
+			const struct kv_slot *slot = &segment->slots[i];
+			struct summed summed = {
+				.number = segment->number * KV_SEGMENT_CHUNKS + i,
+				.sum = slot->sum,
+			};
+
+			if (slot->extent_count == 0)
+				continue;
+			kv_slot_bits(slot, &summed.bits);
+			(void)XXH3_64bits_update(state, &summed, sizeof(summed));
+		}
+	}
+	*ret_sum = XXH3_64bits_digest(state);
+	(void)XXH3_freeState(state);
+	return 0;
+}
+
+void kv_version_mark_locked(struct kv_version *version)
+{
+	uint64_t sum;
+
+	if (!version->file->core->outlives || version->state != KV_VERSION_COMMITTED ||
+		version->damaged || !version->all_hot || !version->object)
+		return;
+	/* Without its mark it is lost to the next process, and no worse. */
+	if (sum_of(version, &sum) == 0)
+		(void)kv_object_mark(version->object, version->number, sum);
+}
+
+/* ---- Taking one ---- */
+
+static int load_map(struct kv_version *version)
+{
+	uint32_t count = kv_chunk_count(version->size);
+	int r = 0;
+
+	for (uint64_t i = 0; i < count && r == 0; i += KV_SEGMENT_CHUNKS)
+		r = kv_map_load(version, (uint32_t)i);
+	return r;
+}
+
+/* Lock held. The object has all pages, and its chunks are as the devices have them. */
+static void make_hot(struct kv_version *version)
+{
+	struct kv_segment *segment;
+
+	RB_FOREACH (segment, kv_segment_tree, &version->segments) {
+		for (uint32_t i = 0; i < segment->capacity; i++) {
+			struct kv_slot *slot = &segment->slots[i];
+			struct kv_bits pages = {0};
+
+			kv_bits_set(&pages, 0,
+				kv_chunk_used(
+					version->size, segment->number * KV_SEGMENT_CHUNKS + i));
+			kv_slot_charge_pages(version, slot, &pages);
+			if (slot->state == KV_CHUNK_COLD)
+				slot->state = KV_CHUNK_HOT;
+		}
+	}
+	version->all_hot = true;
+	/* Whoever had it mapped may have it still. */
+	version->exposed = true;
+}
+
+static bool is_of(struct kv_version *version, const struct kv_mark *mark)
+{
+	uint64_t sum;
+
+	return load_map(version) == 0 && sum_of(version, &sum) == 0 && sum == mark->sum;
+}
+
+static bool adopt(struct kv_version *version, struct kv_found *found, const struct kv_mark *mark)
+{
+	uint64_t bytes = kv_round_up(version->size, KV_BLOCK_SIZE);
+	KV_LOCKED(&version->lock);
+
+	if (found->size != version->size || found->allocated < bytes || !is_of(version, mark) ||
+		kv_core_charge_found(version->file->core, bytes) < 0)
+		return false;
+	make_hot(version);
+	assert(version->charged << KV_BLOCK_SHIFT == bytes);
+	version->object = kv_steal_ptr(&found->object);
+	version->object_size = version->size;
+	kv_version_relist_locked(version, true);
+	return true;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const struct kv_mark *one = &((const struct kv_legacy *)a)->mark;
+	const struct kv_mark *other = &((const struct kv_legacy *)b)->mark;
+
+	if (one->ino != other->ino)
+		return one->ino < other->ino ? -1 : 1;
+	return one->version < other->version ? -1 : one->version > other->version;
+}
+
+static bool take(struct kv_core *core, struct kv_legacy *legacy)
+{
+	KV_LOCKED(&core->legacies.lock);
+
+	if (legacy->taken)
+		return false;
+	legacy->taken = true;
+	atomic_fetch_sub(&core->legacies.left, 1);
+	return true;
+}
+
+/* The first one for VERSION, or NULL. */
+static struct kv_legacy *first_for(struct kv_core *core, const struct kv_version *version)
+{
+	const struct kv_legacy key = {
+		.mark = {.ino = version->file->ino, .version = version->number},
+	};
+	struct kv_legacy *legacy = bsearch(&key, core->legacies.list, core->legacies.count,
+		sizeof(*core->legacies.list), compare);
+
+	while (legacy && legacy > core->legacies.list && compare(legacy - 1, &key) == 0)
+		legacy--;
+	return legacy;
+}
+
+void kv_version_adopt(struct kv_version *version)
+{
+	struct kv_core *core = version->file->core;
+	const struct kv_legacy *end = core->legacies.list + core->legacies.count;
+	struct kv_legacy *legacy;
+
+	if (atomic_load(&core->legacies.left) == 0)
+		return;
+	legacy = first_for(core, version);
+	for (const struct kv_legacy *first = legacy;
+		legacy && legacy < end && !version->object && compare(legacy, first) == 0;
+		legacy++) {
+		struct kv_found found;
+
+		if (!take(core, legacy) || kv_object_find(core->dram, &legacy->mark, &found) < 0)
+			continue;
+		if (adopt(version, &found, &legacy->mark))
+			kv_stat_add(&core->stats->adopted, 1);
+		kv_object_free(found.object);
+	}
+}
+
+/* ---- The thread ---- */
+
+/* Nobody asked for its version, and nobody will. */
+static void discard(struct kv_core *core, struct kv_legacy *legacy)
+{
+	struct kv_found found;
+
+	if (take(core, legacy) && kv_object_find(core->dram, &legacy->mark, &found) == 0)
+		kv_object_free(found.object);
+}
+
+static void look_at_file(struct kv_core *core, uint64_t ino)
+{
+	struct kv_version *version;
+	struct kv_file *file;
+
+	if (kv_file_get(core, ino, &file) < 0)
+		return;
+	if (kv_file_current(file, &version) == 0)
+		kv_version_unref(version);
+	kv_file_put(file);
+}
+
+static void note_use(struct kv_core *core, struct kv_legacy *legacy)
+{
+	struct kv_inode inode;
+
+	legacy->last_use_ns = INT64_MIN;
+	if (kv_index_get(core->index, legacy->mark.ino, &inode) == 0 && inode.nlink > 0 &&
+		S_ISREG(inode.mode) && inode.version == legacy->mark.version)
+		legacy->last_use_ns = inode.last_use_ns;
+}
+
+static int compare_use(const void *a, const void *b)
+{
+	const struct kv_legacy *one = *(struct kv_legacy *const *)a;
+	const struct kv_legacy *other = *(struct kv_legacy *const *)b;
+
+	return one->last_use_ns < other->last_use_ns ? -1 : one->last_use_ns > other->last_use_ns;
+}
+
+static void *adopt_main(void *arg)
+{
+	struct kv_core *core = arg;
+	size_t count = core->legacies.count;
+	/* Without memory for an order they come in any. */
+	struct kv_legacy **order = calloc(count, sizeof(*order));
+
+	for (size_t i = 0; i < count; i++) {
+		note_use(core, &core->legacies.list[i]);
+		if (order)
+			order[i] = &core->legacies.list[i];
+	}
+	if (order)
+		qsort(order, count, sizeof(*order), compare_use);
+	for (size_t i = 0; i < count && !atomic_load(&core->stopping); i++) {
+		struct kv_legacy *legacy = order ? order[i] : &core->legacies.list[i];
+
+		if (legacy->last_use_ns > INT64_MIN)
+			look_at_file(core, legacy->mark.ino);
+		discard(core, legacy);
+	}
+	free(order);
+	kv_log_info("adopt", "found in DRAM objects=%zu taken=%llu", count,
+		(unsigned long long)kv_stat_get(&core->stats->adopted));
+	return NULL;
+}
+
+int kv_adopt_start(struct kv_core *core)
+{
+	_cleanup_free_ struct kv_mark *marks = NULL;
+	size_t count;
+	int r;
+
+	if (!core->outlives)
+		return 0;
+	r = kv_dram_found(core->dram, &marks, &count);
+	if (r < 0 || count == 0)
+		return r;
+	core->legacies.list = calloc(count, sizeof(*core->legacies.list));
+	if (!core->legacies.list)
+		return -ENOMEM;
+	for (size_t i = 0; i < count; i++) {
+		core->legacies.list[i].mark = marks[i];
+		/* Names of objects are never used twice. */
+		atomic_store(
+			&core->objects, kv_max_u64(atomic_load(&core->objects), marks[i].serial));
+	}
+	qsort(core->legacies.list, count, sizeof(*core->legacies.list), compare);
+	core->legacies.count = count;
+	atomic_store(&core->legacies.left, count);
+	return kv_core_thread(core, adopt_main);
+}
+
+void kv_adopt_done(struct kv_core *core)
+{
+	(void)pthread_mutex_destroy(&core->legacies.lock);
+	free(core->legacies.list);
+}
