@@ -384,6 +384,15 @@ static void end_private(struct kv_fill *job, int result)
 		kv_fill_free(job);
 }
 
+/* Lock held. A look at each chunk is worth it: to hand the version to the kernel, or to mark it. */
+static bool may_be_whole(const struct kv_version *version)
+{
+	if (version->streamed && !version->hot)
+		return true;
+	return version->file->core->outlives && version->busy == 0 &&
+	       version->charged << KV_BLOCK_SHIFT >= version->size;
+}
+
 static void end_job(struct run *run, unsigned index, const struct piece *pieces)
 {
 	struct kv_fill *job = run->batch.jobs[index];
@@ -399,8 +408,8 @@ static void end_job(struct run *run, unsigned index, const struct piece *pieces)
 	}
 	(void)pthread_mutex_lock(&version->lock);
 	version->busy--;
-	if (version->streamed && !version->hot)
-		became_hot = kv_version_is_resident_locked(version);
+	if (may_be_whole(version) && kv_version_is_resident_locked(version))
+		became_hot = version->streamed && !version->hot;
 	(void)pthread_mutex_unlock(&version->lock);
 	if (became_hot && core->hooks.became_hot)
 		core->hooks.became_hot(core->hooks.arg, version->file->ino);
