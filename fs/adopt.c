@@ -2,14 +2,17 @@
 /*
  * What another process has left in DRAM: a daemon that was killed, or has made way.
  *
- * An object is marked when it has all of a version that is committed. The mark names the version,
- * and has a sum over the sums of its chunks: version numbers of what was lost with a process come
- * again for other content, and the index may be behind the mark, or ahead of it. So an object is
- * taken for the content that the index has if that has the same sums, and else removed.
+ * An object that has all of a version that is committed says so in its mark, with a sum over the
+ * sums of its chunks: version numbers of what was lost with a process come again for other content,
+ * and the index may be behind the mark, or ahead of it. So it is taken for the content that the
+ * index has if that has the same sums. It is taken when its file is first asked for, or else by a
+ * thread.
  *
- * Each is taken when its file is first asked for. A thread sees to the rest, least recently used
- * first, so that they are there to be evicted in that order; until then their memory counts as that
- * of zombies.
+ * Where an object has a part of a version, nothing says which: the thread looks at each chunk, and
+ * takes those whose sums are right. Who asks for the file before that reads it from the devices.
+ *
+ * The thread begins with what was used longest ago, so that all of it is evicted in that order.
+ * What it has not seen yet counts as memory that mappings keep.
  */
 #include "fs/core_internal.h"
 
@@ -59,19 +62,22 @@ static int sum_of(struct kv_version *version, uint64_t *ret_sum)
 	return 0;
 }
 
-void kv_version_mark_locked(struct kv_version *version)
+int kv_version_mark_locked(struct kv_version *version)
 {
-	uint64_t sum;
+	struct kv_mark mark = {.kind = KV_MARK_NONE, .version = version->number};
 
 	if (!version->file->core->outlives || version->state != KV_VERSION_COMMITTED ||
-		version->damaged || !version->all_hot || !version->object)
-		return;
-	/* Without its mark it is lost to the next process, and no worse. */
-	if (sum_of(version, &sum) == 0)
-		(void)kv_object_mark(version->object, version->number, sum);
+		!version->object)
+		return 0;
+	if (!version->damaged && !version->all_hot)
+		mark.kind = KV_MARK_PART;
+	/* Clients may come to map it, so it must never be taken for a part, which can be cut. */
+	else if (!version->damaged && sum_of(version, &mark.sum) == 0)
+		mark.kind = KV_MARK_WHOLE;
+	return kv_object_mark(version->object, &mark);
 }
 
-/* ---- Taking one ---- */
+/* ---- Taking a whole one ---- */
 
 static int load_map(struct kv_version *version)
 {
@@ -178,12 +184,150 @@ void kv_version_adopt(struct kv_version *version)
 		legacy++) {
 		struct kv_found found;
 
-		if (!take(core, legacy) || kv_object_find(core->dram, &legacy->mark, &found) < 0)
+		if (legacy->mark.kind != KV_MARK_WHOLE || !take(core, legacy) ||
+			kv_object_find(core->dram, &legacy->mark, &found) < 0)
 			continue;
 		if (adopt(version, &found, &legacy->mark))
 			kv_stat_add(&core->stats->adopted, 1);
 		kv_object_free(found.object);
 	}
+}
+
+/* ---- Taking a part ---- */
+
+/* What the devices have of a chunk. */
+struct stored {
+	struct kv_blocks blocks;
+	struct kv_extent extents[KV_CHUNK_BLOCKS];
+	unsigned extent_count;
+	uint64_t sum;
+};
+
+static bool is_stored(struct kv_version *version, uint32_t number, struct stored *ret_stored)
+{
+	KV_LOCKED(&version->lock);
+	int r = kv_map_load(version, number);
+	const struct kv_slot *slot = kv_slot_find(version, number);
+
+	if (r < 0 || !slot || slot->state != KV_CHUNK_COLD)
+		return false;
+	ret_stored->blocks = (struct kv_blocks){.number = number};
+	kv_slot_bits(slot, &ret_stored->blocks.bits);
+	ret_stored->extent_count = slot->extent_count;
+	memcpy(ret_stored->extents, kv_slot_extents(slot),
+		slot->extent_count * sizeof(ret_stored->extents[0]));
+	ret_stored->sum = slot->sum;
+	return true;
+}
+
+/* Pages that were allocated and never filled need not be looked at, and would be made by that. */
+static bool is_filled(struct kv_object *object, const struct kv_blocks *blocks, uint64_t size)
+{
+	uint64_t start = (uint64_t)blocks->number << KV_CHUNK_SHIFT;
+
+	KV_BITS_FOREACH (first, end, &blocks->bits) {
+		uint64_t from = start + ((uint64_t)first << KV_BLOCK_SHIFT);
+		uint64_t to = kv_min_u64(start + ((uint64_t)end << KV_BLOCK_SHIFT), size);
+
+		if (!kv_object_has(object, from, to - from))
+			return false;
+	}
+	return true;
+}
+
+static bool is_good(struct kv_object *object, struct stored *stored, uint64_t size)
+{
+	size_t length = (size_t)kv_bits_end(&stored->blocks.bits) << KV_BLOCK_SHIFT;
+	void *memory;
+	uint64_t sum;
+	int r;
+
+	if (!is_filled(object, &stored->blocks, size) ||
+		kv_object_map(object, (uint64_t)stored->blocks.number << KV_CHUNK_SHIFT, length,
+			&memory) < 0)
+		return false;
+	stored->blocks.memory = memory;
+	r = kv_blocks_sum(&stored->blocks, stored->extents, stored->extent_count, &sum);
+	kv_object_unmap(memory, length);
+	return r == 0 && sum == stored->sum;
+}
+
+/* A byte for each chunk that OBJECT has, which nobody else knows of; frees the pages of others. */
+static uint8_t *find_good(
+	struct kv_version *version, struct kv_object *object, uint64_t *ret_blocks)
+{
+	uint32_t count = kv_chunk_count(version->size);
+	_cleanup_free_ struct stored *stored = malloc(sizeof(*stored));
+	_cleanup_free_ uint8_t *good = calloc(count, 1);
+
+	if (!stored || !good)
+		return NULL;
+	*ret_blocks = 0;
+	for (uint32_t i = 0; i < count && !atomic_load(&version->file->core->stopping); i++) {
+		good[i] = is_stored(version, i, stored) && is_good(object, stored, version->size);
+		if (good[i])
+			*ret_blocks += kv_bits_count(&stored->blocks.bits);
+		else if (kv_object_punch(object, (uint64_t)i << KV_CHUNK_SHIFT, KV_CHUNK_SIZE) < 0)
+			return NULL;
+	}
+	return kv_steal_ptr(&good);
+}
+
+/* Lock held. The chunk is in the object. */
+static void make_chunk_hot(struct kv_version *version, uint32_t number)
+{
+	struct kv_slot *slot = kv_slot_find(version, number);
+	struct kv_bits bits;
+
+	/* Somebody reads it from the devices at this moment: its pages are as good for the next. */
+	if (!slot || slot->state != KV_CHUNK_COLD || slot->charge || slot->flags & KV_SLOT_BUSY)
+		return;
+	kv_slot_bits(slot, &bits);
+	kv_slot_charge_pages(version, slot, &bits);
+	slot->state = KV_CHUNK_HOT;
+}
+
+/* Of BYTES that are charged for. Returns those that were not needed. */
+static uint64_t attach_part(
+	struct kv_version *version, struct kv_found *found, const uint8_t *good, uint64_t bytes)
+{
+	uint32_t count = kv_chunk_count(version->size);
+	KV_LOCKED(&version->lock);
+
+	/* Opened meanwhile, or replaced and lost. */
+	if (version->object || version->state != KV_VERSION_COMMITTED || version->damaged)
+		return bytes;
+	for (uint32_t i = 0; i < count; i++)
+		if (good[i])
+			make_chunk_hot(version, i);
+	version->object = kv_steal_ptr(&found->object);
+	version->object_size = version->size;
+	(void)kv_version_is_resident_locked(version);
+	kv_version_relist_locked(version, true);
+	kv_stat_add(&version->file->core->stats->adopted, 1);
+	return bytes - (version->charged << KV_BLOCK_SHIFT);
+}
+
+static bool has_object(struct kv_version *version)
+{
+	KV_LOCKED(&version->lock);
+
+	return version->object != NULL;
+}
+
+static void adopt_part(
+	struct kv_version *version, struct kv_found *found, const struct kv_mark *mark)
+{
+	struct kv_core *core = version->file->core;
+	_cleanup_free_ uint8_t *good = NULL;
+	uint64_t blocks;
+
+	if (version->number != mark->version || version->size != found->size || has_object(version))
+		return;
+	good = find_good(version, found->object, &blocks);
+	if (!good || blocks == 0 || kv_core_charge_found(core, blocks << KV_BLOCK_SHIFT) < 0)
+		return;
+	kv_core_uncharge(core, attach_part(version, found, good, blocks << KV_BLOCK_SHIFT));
 }
 
 /* ---- The thread ---- */
@@ -197,15 +341,23 @@ static void discard(struct kv_core *core, struct kv_legacy *legacy)
 		kv_object_free(found.object);
 }
 
-static void look_at_file(struct kv_core *core, uint64_t ino)
+static void look_at(struct kv_core *core, struct kv_legacy *legacy)
 {
 	struct kv_version *version;
+	struct kv_found found;
 	struct kv_file *file;
 
-	if (kv_file_get(core, ino, &file) < 0)
+	if (kv_file_get(core, legacy->mark.ino, &file) < 0)
 		return;
-	if (kv_file_current(file, &version) == 0)
+	/* Which takes what is whole. */
+	if (kv_file_current(file, &version) == 0) {
+		if (legacy->mark.kind == KV_MARK_PART && take(core, legacy) &&
+			kv_object_find(core->dram, &legacy->mark, &found) == 0) {
+			adopt_part(version, &found, &legacy->mark);
+			kv_object_free(found.object);
+		}
 		kv_version_unref(version);
+	}
 	kv_file_put(file);
 }
 
@@ -245,7 +397,7 @@ static void *adopt_main(void *arg)
 		struct kv_legacy *legacy = order ? order[i] : &core->legacies.list[i];
 
 		if (legacy->last_use_ns > INT64_MIN)
-			look_at_file(core, legacy->mark.ino);
+			look_at(core, legacy);
 		discard(core, legacy);
 	}
 	free(order);

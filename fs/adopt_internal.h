@@ -28,7 +28,8 @@ int kv_adopt_start(struct kv_core *core);
 void kv_adopt_done(struct kv_core *core);
 /* Gives VERSION, fresh from the index and the caller's alone, the object that was left of it. */
 void kv_version_adopt(struct kv_version *version);
-/* Lock held. VERSION is wholly in its object, and committed: another process may find it there. */
-void kv_version_mark_locked(struct kv_version *version);
+/* Lock held. Says of VERSION's object what another process may make of it. On failure a mark may
+ * say more than is so from here on. */
+int kv_version_mark_locked(struct kv_version *version);
 
 #endif

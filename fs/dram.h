@@ -2,14 +2,13 @@
 /*
  * The DRAM tier: one object a file version, on a private, detached tmpfs with huge pages.
  *
- * An object is a file named "<ino>.<serial>" in hexadecimal. It is opened by name when it is used
- * and closed when it is idle, so an idle object needs no descriptor. Where a tmpfs cannot be
+ * An object is a file, opened by name when it is used and closed when it is idle, so an idle object
+ * needs no descriptor. Where a tmpfs cannot be
  * mounted (no CAP_SYS_ADMIN) each object is a memfd instead, which keeps its descriptor; their
  * number is then bounded by RLIMIT_NOFILE.
  *
  * A tier whose mount somebody else holds as well outlives the process. What may be found there
- * again is marked, by its name: "<ino>.<serial>.<version>.<sum>". A rename is whole or not made,
- * whenever the process dies; all that has no mark is removed by the next one.
+ * again is marked, by its name (mark.c): a rename is done or not done, whenever the process dies.
  *
  * Memory is accounted in bytes against the budget before it is touched: kv_dram_charge, then
  * kv_object_allocate. When the budget is short, kv_dram_charge asks the reclaimer (set by the owner
@@ -79,19 +78,26 @@ int kv_dram_charge_found(struct kv_dram *dram, uint64_t bytes);
 int kv_object_new(
 	struct kv_dram *dram, uint64_t ino, uint64_t serial, struct kv_object **ret_object);
 
-/* What a marked object is of: SUM tells its content from any other, version numbers may come
- * again. */
+/*
+ * What another process may make of an object, once this one is gone. WHOLE: all of VERSION is
+ * there. SUM tells that content from any other, for version numbers may come again. PART: what is
+ * there may be of VERSION. NONE: it is removed.
+ */
+enum kv_mark_kind {
+	KV_MARK_NONE,
+	KV_MARK_PART,
+	KV_MARK_WHOLE,
+};
 struct kv_mark {
 	uint64_t ino;
 	uint64_t serial;
-	uint64_t version;
-	uint64_t sum;
+	enum kv_mark_kind kind;
+	uint64_t version; /* PART and WHOLE */
+	uint64_t sum;     /* WHOLE */
 };
-/* From here on whoever finds the object may take it for that version's content, whole. Nothing
- * happens in a tier that is not shared. */
-int kv_object_mark(struct kv_object *object, uint64_t version, uint64_t sum);
-/* To be called before the object is changed: on failure it must not be. */
-int kv_object_unmark(struct kv_object *object);
+/* Kind, version and sum are taken from MARK. Nothing happens in a tier that is not shared. What is
+ * whole must not be changed before it has another mark: on failure not at all. */
+int kv_object_mark(struct kv_object *object, const struct kv_mark *mark);
 /* The marks that an earlier process has left, for the caller to free. Removes all else; before the
  * first object is made. */
 int kv_dram_found(struct kv_dram *dram, struct kv_mark **ret_marks, size_t *ret_count);
@@ -130,6 +136,8 @@ int kv_object_allocate(struct kv_object *object, uint64_t offset, uint64_t lengt
 int kv_object_allocate_small(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Frees the pages of whole blocks in the range; they read as zero. */
 int kv_object_punch(struct kv_object *object, uint64_t offset, uint64_t length);
+/* True if there is content on all of the range: pages that were only allocated have none. */
+bool kv_object_has(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Whole-length transfers (no short results). Reading behind the end gives zeros. */
 int kv_object_read(struct kv_object *object, void *ret_memory, size_t length, uint64_t offset);
 int kv_object_write(struct kv_object *object, const void *memory, size_t length, uint64_t offset);

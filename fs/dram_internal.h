@@ -17,8 +17,7 @@
 
 struct kv_object {
 	struct kv_dram *dram;
-	struct kv_mark mark;         /* lock; its version and sum only while marked */
-	bool marked;                 /* lock */
+	struct kv_mark mark;         /* lock; its name */
 	int fd;                      /* lock; -1: closed, to be opened by name */
 	unsigned users;              /* lock; borrowed descriptors */
 	TAILQ_ENTRY(kv_object) idle; /* lock; on idle_objects while open and unused (tmpfs only) */
@@ -42,6 +41,10 @@ struct kv_dram {
 	TAILQ_HEAD(, kv_object) idle_objects; /* lock; least recently used first */
 	unsigned idle_count;                  /* lock */
 };
+
+/* Four 64-bit numbers in hexadecimal, points between them and a NUL. */
+#define KV_OBJECT_NAME_SIZE 68
+void kv_mark_name(const struct kv_mark *mark, char ret_name[KV_OBJECT_NAME_SIZE]);
 
 /*
  * The tmpfs is full although its pages were charged for: raises its size by a step. False if it may

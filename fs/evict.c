@@ -171,13 +171,13 @@ static uint64_t punch_version(struct kv_core *core, struct kv_version *version, 
 			count = pick_chunks(version, wanted, numbers, &bytes);
 		if (count == 0)
 			return 0;
-		if (kv_object_unmark(version->object) < 0) {
+		version->all_hot = false;
+		if (kv_version_mark_locked(version) < 0) {
 			for (unsigned i = 0; i < count; i++)
 				(void)cool_slot(version, numbers[i], false);
 			return 0;
 		}
 		version->busy++;
-		version->all_hot = false;
 	}
 	for (unsigned i = 0; i < count; i++)
 		punched[i] = kv_object_punch(version->object,

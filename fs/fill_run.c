@@ -252,8 +252,7 @@ static void note_mismatch(struct run *run, struct piece *piece)
 			piece->first_mismatch = piece->first_mismatch || !versions[i]->damaged;
 		versions[i]->damaged = true;
 		versions[i]->all_hot = false;
-		if (versions[i]->object)
-			(void)kv_object_unmark(versions[i]->object);
+		(void)kv_version_mark_locked(versions[i]);
 	}
 }
 

@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Objects of the DRAM tier: their names, a cache of descriptors, and their bytes.
+ * Objects of the DRAM tier: a cache of descriptors, and their bytes.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fs/dram.h"
 #include "fs/dram_internal.h"
 
-/* Four 64-bit numbers in hexadecimal, points between them and a NUL. */
-#define OBJECT_NAME_SIZE 68
 #define COPY_BUFFER_SIZE (256u << 10)
 /* A signal, or a full tmpfs, ends an allocation, which the kernel has then undone whole. */
 #define ATTEMPTS_MAX 100
@@ -27,25 +21,6 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
-
-static void plain_name(const struct kv_mark *mark, char ret_name[OBJECT_NAME_SIZE])
-{
-	(void)snprintf(ret_name, OBJECT_NAME_SIZE, "%" PRIx64 ".%" PRIx64, mark->ino, mark->serial);
-}
-
-static void marked_name(const struct kv_mark *mark, char ret_name[OBJECT_NAME_SIZE])
-{
-	(void)snprintf(ret_name, OBJECT_NAME_SIZE, "%" PRIx64 ".%" PRIx64 ".%" PRIx64 ".%" PRIx64,
-		mark->ino, mark->serial, mark->version, mark->sum);
-}
-
-static void object_name(const struct kv_object *object, char ret_name[OBJECT_NAME_SIZE])
-{
-	if (object->marked)
-		marked_name(&object->mark, ret_name);
-	else
-		plain_name(&object->mark, ret_name);
-}
 
 static void idle_remove(struct kv_object *object)
 {
@@ -81,9 +56,9 @@ static void idle_add(struct kv_object *object)
 static int open_named(struct kv_object *object, int flags)
 {
 	struct kv_dram *dram = object->dram;
-	char name[OBJECT_NAME_SIZE];
+	char name[KV_OBJECT_NAME_SIZE];
 
-	object_name(object, name);
+	kv_mark_name(&object->mark, name);
 	for (;;) {
 		int fd =
 			openat(dram->mount_fd, name, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -99,12 +74,12 @@ static int open_named(struct kv_object *object, int flags)
 
 static int open_memfd(const struct kv_object *object)
 {
-	char name[OBJECT_NAME_SIZE];
+	char name[KV_OBJECT_NAME_SIZE];
 	int fd;
 
 	if (object->dram->objects >= object->dram->objects_max)
 		return -EMFILE;
-	object_name(object, name);
+	kv_mark_name(&object->mark, name);
 	fd = memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
 	/* Before Linux 6.3 the second flag is unknown. */
 	if (fd < 0 && errno == EINVAL)
@@ -155,9 +130,9 @@ struct kv_object *kv_object_free(struct kv_object *object)
 		dram->objects--;
 	}
 	if (dram->mount_fd >= 0) {
-		char name[OBJECT_NAME_SIZE];
+		char name[KV_OBJECT_NAME_SIZE];
 
-		object_name(object, name);
+		kv_mark_name(&object->mark, name);
 		(void)unlinkat(dram->mount_fd, name, 0);
 	}
 	/* Freeing gigabytes of pages takes a while: not under the lock. */
@@ -166,133 +141,6 @@ struct kv_object *kv_object_free(struct kv_object *object)
 	free(object);
 	return NULL;
 }
-
-/* ---- Marks ---- */
-
-int kv_object_mark(struct kv_object *object, uint64_t version, uint64_t sum)
-{
-	struct kv_dram *dram = object->dram;
-	char from[OBJECT_NAME_SIZE], to[OBJECT_NAME_SIZE];
-	struct kv_mark mark = object->mark;
-	KV_LOCKED(&dram->lock);
-
-	if (!dram->options.shared || object->marked)
-		return 0;
-	mark.version = version;
-	mark.sum = sum;
-	plain_name(&mark, from);
-	marked_name(&mark, to);
-	if (renameat(dram->mount_fd, from, dram->mount_fd, to) < 0)
-		return -errno;
-	object->mark = mark;
-	object->marked = true;
-	return 0;
-}
-
-int kv_object_unmark(struct kv_object *object)
-{
-	struct kv_dram *dram = object->dram;
-	char from[OBJECT_NAME_SIZE], to[OBJECT_NAME_SIZE];
-	KV_LOCKED(&dram->lock);
-
-	if (!object->marked)
-		return 0;
-	marked_name(&object->mark, from);
-	plain_name(&object->mark, to);
-	if (renameat(dram->mount_fd, from, dram->mount_fd, to) < 0)
-		return -errno;
-	object->marked = false;
-	return 0;
-}
-
-static bool parse_mark(const char *name, struct kv_mark *ret_mark)
-{
-	char again[OBJECT_NAME_SIZE];
-	struct kv_mark mark;
-
-	if (sscanf(name, "%" SCNx64 ".%" SCNx64 ".%" SCNx64 ".%" SCNx64, &mark.ino, &mark.serial,
-		    &mark.version, &mark.sum) != 4)
-		return false;
-	marked_name(&mark, again);
-	if (strcmp(name, again) != 0)
-		return false;
-	*ret_mark = mark;
-	return true;
-}
-
-static int add_mark(
-	struct kv_mark **marks, size_t *count, size_t *capacity, const struct kv_mark *mark)
-{
-	if (*count == *capacity) {
-		size_t larger = *capacity ? *capacity * 2 : 256;
-		struct kv_mark *more = realloc(*marks, larger * sizeof(*more));
-
-		if (!more)
-			return -ENOMEM;
-		*marks = more;
-		*capacity = larger;
-	}
-	(*marks)[(*count)++] = *mark;
-	return 0;
-}
-
-int kv_dram_found(struct kv_dram *dram, struct kv_mark **ret_marks, size_t *ret_count)
-{
-	_cleanup_free_ struct kv_mark *marks = NULL;
-	size_t count = 0, capacity = 0;
-	const struct dirent *entry;
-	int fd = openat(dram->mount_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	int r = 0;
-
-	if (!directory) {
-		r = -errno;
-		if (fd >= 0)
-			(void)close(fd);
-		return r;
-	}
-	while (r == 0 && (entry = readdir(directory))) {
-		struct kv_mark mark;
-
-		if (parse_mark(entry->d_name, &mark))
-			r = add_mark(&marks, &count, &capacity, &mark);
-		else if (entry->d_name[0] != '.')
-			(void)unlinkat(dram->mount_fd, entry->d_name, 0);
-	}
-	(void)closedir(directory);
-	if (r < 0)
-		return r;
-	*ret_marks = kv_steal_ptr(&marks);
-	*ret_count = count;
-	return 0;
-}
-
-int kv_object_find(struct kv_dram *dram, const struct kv_mark *mark, struct kv_found *ret_found)
-{
-	_cleanup_free_ struct kv_object *object = calloc(1, sizeof(*object));
-	char name[OBJECT_NAME_SIZE];
-	struct stat st;
-	KV_LOCKED(&dram->lock);
-
-	if (!object)
-		return -ENOMEM;
-	marked_name(mark, name);
-	if (fstatat(dram->mount_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-		return -errno;
-	object->dram = dram;
-	object->mark = *mark;
-	object->marked = true;
-	object->fd = -1;
-	dram->objects++;
-	*ret_found = (struct kv_found){
-		.object = kv_steal_ptr(&object),
-		.size = (uint64_t)st.st_size,
-		.allocated = (uint64_t)st.st_blocks * 512,
-	};
-	return 0;
-}
-
-/* ---- Descriptors ---- */
 
 int kv_object_get(struct kv_object *object)
 {
@@ -395,6 +243,18 @@ int kv_object_allocate_small(struct kv_object *object, uint64_t offset, uint64_t
 int kv_object_punch(struct kv_object *object, uint64_t offset, uint64_t length)
 {
 	return change_pages(object, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+}
+
+bool kv_object_has(struct kv_object *object, uint64_t offset, uint64_t length)
+{
+	int fd = kv_object_get(object);
+	off_t hole;
+
+	if (fd < 0)
+		return false;
+	hole = lseek(fd, (off_t)offset, SEEK_HOLE);
+	kv_object_put(object);
+	return hole >= 0 && (uint64_t)hole >= offset + length;
 }
 
 static int read_all(int fd, char *memory, size_t length, uint64_t offset)

@@ -49,7 +49,7 @@ static enum residency residency_of(struct kv_version *version)
 	}
 	version->all_hot = allocated;
 	if (allocated)
-		kv_version_mark_locked(version);
+		(void)kv_version_mark_locked(version);
 	return allocated ? RESIDENT : UNALLOCATED;
 }
 
@@ -216,7 +216,8 @@ void kv_version_close(struct kv_version *version)
  * away from a reader from here on. */
 static struct kv_object *expose(struct kv_version *version)
 {
-	if (!version->all_hot || version->opens == 0 || !version->object)
+	if (!version->all_hot || version->opens == 0 || !version->object ||
+		kv_version_mark_locked(version) < 0)
 		return NULL;
 	version->exposed = true;
 	version->busy++;

@@ -237,8 +237,10 @@ static void set_settled(struct kv_version *version, enum kv_version_state state,
 		ret_leftovers->sources = kv_steal_ptr(&version->sources);
 		version->base_chunks = 0;
 		/* For who comes after a restart. */
-		if (core->outlives && kv_version_is_resident_locked(version))
-			kv_version_mark_locked(version);
+		if (core->outlives) {
+			(void)kv_version_is_resident_locked(version);
+			(void)kv_version_mark_locked(version);
+		}
 	}
 	kv_version_relist_locked(version, true);
 	kv_park_wake(core, version);

@@ -252,11 +252,12 @@ static int prepare_slots(struct kv_version *version, struct kv_version *from)
  */
 static void take_object(struct kv_version *version, struct kv_version *from)
 {
+	const struct kv_mark none = {.kind = KV_MARK_NONE};
 	struct kv_segment *segment;
 
 	if (!from->object || from->state != KV_VERSION_COMMITTED || from->opens > 0 ||
 		from->busy > 0 || from->exposed || from->backing > 0 || version->object ||
-		prepare_slots(version, from) < 0 || kv_object_unmark(from->object) < 0)
+		prepare_slots(version, from) < 0 || kv_object_mark(from->object, &none) < 0)
 		return;
 	RB_FOREACH (segment, kv_segment_tree, &from->segments) {
 		struct kv_slot *first = kv_slot_find(version, segment->number * KV_SEGMENT_CHUNKS);
@@ -404,6 +405,9 @@ int kv_version_object_locked(struct kv_version *version)
 		version->object_size = 0;
 	}
 	version->object = object;
+	/* Of a small file there will be all or nothing. */
+	if (version->size > KV_CHUNK_SIZE)
+		(void)kv_version_mark_locked(version);
 	kv_version_relist_locked(version, true);
 	return 0;
 }
