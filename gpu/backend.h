@@ -227,8 +227,9 @@ extern const struct kvg_backend_ops kvg_backend_cuda;
 extern const struct kvg_backend_ops kvg_backend_cufile;
 
 /*
- * Opens the backend NAME, or with NULL the best one that works: cufile, cuda, host. ret_reasons
- * gets one line of why better ones were not taken, empty if there are none, or why it failed.
+ * Opens the backend NAME, or with NULL the best one that works: cuda, host. (cufile only by name:
+ * nobody has a way to check what its reads have brought but by copying it back.) ret_reasons gets
+ * one line of why others were not taken, or why it failed.
  */
 int kvg_backend_choose(const char *name, const struct kvg_backend_open *open,
 	struct kvg_backend **ret_backend, char *ret_reasons, size_t reasons_size);

@@ -26,7 +26,7 @@ static const char help_text[] =
 	"foreground and logs to stderr. Run one for each GPU, as the user who mounts.\n"
 	"\n"
 	"  --device DEVICE    a UUID (GPU-..., MIG-...) or a number; default: the first\n"
-	"  --backend NAME     cufile, cuda or host; default: the best that works\n"
+	"  --backend NAME     cuda, host or cufile; default: the best that works\n"
 	"  --hbm SIZE|PERCENT how much of the device's memory files may take (25%)\n"
 	"  --segment SIZE     of the pieces in which it is shared (64M)\n"
 	"  --socket PATH      where it listens; default: /run/kvfs/gpu-UUID.sock, or in\n"

@@ -11,21 +11,26 @@
 
 #define GRANULE_MAX (UINT64_C(64) << 20)
 
-/* Runs this program as `chooser` with LIBRARY_PATH, and LOADED opened before; gives its line. */
-static void choose(const char *library_path, const char *loaded, char *line, int line_size)
+/*
+ * Runs this program as `chooser` of the backend NAME ("": the best) with LIBRARY_PATH, and LOADED
+ * opened before; gives its line.
+ */
+static void choose(
+	const char *name, const char *library_path, const char *loaded, char *line, int line_size)
 {
 	char command[2048];
 	FILE *output;
 
-	(void)snprintf(command, sizeof(command), "LD_LIBRARY_PATH='%s' /proc/%d/exe chooser '%s'",
-		library_path, (int)getpid(), loaded);
+	(void)snprintf(command, sizeof(command),
+		"LD_LIBRARY_PATH='%s' /proc/%d/exe chooser '%s' '%s'", library_path, (int)getpid(),
+		loaded, name);
 	output = popen(command, "re");
 	assert_non_null(output);
 	assert_non_null(fgets(line, line_size, output));
 	assert_int_equal(pclose(output), 0);
 }
 
-static int run_chooser(const char *loaded)
+static int run_chooser(const char *loaded, const char *name)
 {
 	const struct kvg_backend_open options = {.device = "0"};
 	struct kvg_backend *backend = NULL;
@@ -35,9 +40,11 @@ static int run_chooser(const char *loaded)
 		(void)fprintf(stderr, "%s\n", dlerror());
 		return 1;
 	}
-	if (kvg_backend_choose(NULL, &options, &backend, reasons, sizeof(reasons)) < 0)
-		return 1;
-	(void)printf("%s: %s\n", backend->ops->name, reasons);
+	if (kvg_backend_choose(*name ? name : NULL, &options, &backend, reasons, sizeof(reasons)) <
+		0)
+		(void)printf("none: %s\n", reasons);
+	else
+		(void)printf("%s: %s\n", backend->ops->name, reasons);
 	kvg_backend_close(backend);
 	return 0;
 }
@@ -53,20 +60,20 @@ static void test_gpu_driver__as_the_machine_is(void **state)
 	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
 	char line[1200] = "";
 
-	choose("", "", line, sizeof(line));
+	choose("", "", "", line, sizeof(line));
 	if (driver)
 		skip();
-	check_line(line, "host: cufile: no NVIDIA driver: libcuda.so.1: ");
-	check_line(line, "; cuda: no NVIDIA driver: libcuda.so.1: ");
+	check_line(line, "host: cuda: no NVIDIA driver: libcuda.so.1: ");
 }
 
 static void test_gpu_driver__too_old(void **state)
 {
 	char line[1200] = "";
 
-	choose(getenv("KVFS_FAKE_GPU_OLD"), "", line, sizeof(line));
-	check_line(line, "host: cufile: the NVIDIA driver is older than 525 (CUDA 12.0)");
-	check_line(line, "; cuda: the NVIDIA driver is older than 525 (CUDA 12.0)");
+	choose("", getenv("KVFS_FAKE_GPU_OLD"), "", line, sizeof(line));
+	check_line(line, "host: cuda: the NVIDIA driver is older than 525 (CUDA 12.0)");
+	choose("cufile", getenv("KVFS_FAKE_GPU_OLD"), "", line, sizeof(line));
+	check_line(line, "none: cufile: the NVIDIA driver is older than 525 (CUDA 12.0)");
 }
 
 static void test_gpu_driver__cufile_lacks_something(void **state)
@@ -74,8 +81,8 @@ static void test_gpu_driver__cufile_lacks_something(void **state)
 	char line[1200] = "", driver[512];
 
 	(void)snprintf(driver, sizeof(driver), "%s/libcuda.so.1", getenv("KVFS_FAKE_GPU"));
-	choose(getenv("KVFS_FAKE_GPU_OLD"), driver, line, sizeof(line));
-	check_line(line, "cuda: cufile: libcufile.so.0 has no cuFileDriverOpen: install another");
+	choose("cufile", getenv("KVFS_FAKE_GPU_OLD"), driver, line, sizeof(line));
+	check_line(line, "none: cufile: libcufile.so.0 has no cuFileDriverOpen: install another");
 }
 
 static void test_gpu_driver__no_cufile(void **state)
@@ -85,8 +92,8 @@ static void test_gpu_driver__no_cufile(void **state)
 	if (dlopen("libcufile.so.0", RTLD_NOW))
 		skip();
 	(void)snprintf(driver, sizeof(driver), "%s/libcuda.so.1", getenv("KVFS_FAKE_GPU"));
-	choose("", driver, line, sizeof(line));
-	check_line(line, "cuda: cufile: no cuFile: libcufile.so.0: ");
+	choose("cufile", "", driver, line, sizeof(line));
+	check_line(line, "none: cufile: no cuFile: libcufile.so.0: ");
 }
 
 /* With a GPU: bytes go in and come back, and its memory can be exported and imported. */
@@ -146,7 +153,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_gpu_driver__a_real_device),
 	};
 
-	if (argc > 2 && strcmp(argv[1], "chooser") == 0)
-		return run_chooser(argv[2]);
+	if (argc > 3 && strcmp(argv[1], "chooser") == 0)
+		return run_chooser(argv[2], argv[3]);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
