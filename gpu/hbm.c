@@ -41,7 +41,11 @@ static int entry_compare(const struct kvg_entry *a, const struct kvg_entry *b)
 
 	if (r == 0)
 		r = compare_u64(a->key.version, b->key.version);
-	return r != 0 ? r : compare_u64(a->key.uid, b->key.uid);
+	if (r == 0)
+		r = compare_u64(a->key.uid, b->key.uid);
+	if (r == 0)
+		r = compare_u64(a->key.first, b->key.first);
+	return r != 0 ? r : compare_u64(a->key.end, b->key.end);
 }
 KV_TREE_GENERATE(kvg_entry_tree, kvg_entry, by_key, entry_compare)
 
@@ -131,11 +135,33 @@ static int parts_new(struct kvg_entry *entry)
 	return 0;
 }
 
+static bool is_same_file(const struct kvg_key *a, const struct kvg_key *b)
+{
+	return a->ino == b->ino && a->version == b->version && a->uid == b->uid;
+}
+
+/* Of those that begin before KEY's stretch does, one that reaches behind it. */
+static struct kvg_entry *find_covering(struct kvg_hbm *hbm, const struct kvg_key *key)
+{
+	struct kvg_entry wanted = {.key = *key};
+	struct kvg_entry *entry;
+
+	wanted.key.first = wanted.key.end = 0;
+	for (entry = RB_NFIND(kvg_entry_tree, &hbm->tree, &wanted);
+		entry && is_same_file(&entry->key, key) && entry->key.first <= key->first;
+		entry = RB_NEXT(kvg_entry_tree, &hbm->tree, entry))
+		if (entry->key.end >= key->end && entry->state != KVG_FAILED)
+			return entry;
+	return NULL;
+}
+
 struct kvg_entry *kvg_hbm_find(struct kvg_hbm *hbm, const struct kvg_key *key)
 {
 	struct kvg_entry wanted = {.key = *key};
-	struct kvg_entry *entry = RB_FIND(kvg_entry_tree, &hbm->tree, &wanted);
+	struct kvg_entry *entry = find_covering(hbm, key);
 
+	if (!entry)
+		entry = RB_FIND(kvg_entry_tree, &hbm->tree, &wanted);
 	if (entry) {
 		TAILQ_REMOVE(&hbm->lru, entry, lru);
 		TAILQ_INSERT_TAIL(&hbm->lru, entry, lru);

@@ -2,8 +2,9 @@
 /*
  * Which files are in device memory: a budget, entries, who has them mapped, what goes.
  *
- * An entry is one version of one file for one user (the trust domain: whoever holds a segment's
- * descriptor may write to it on a GPU, so users never share one):
+ * An entry is one version of one file, or a stretch of one, for one user (the trust domain: whoever
+ * holds a segment's descriptor may write to it on a GPU, so users never share one). Who wants part
+ *of what is there gets it from there; stretches that only overlap are entries of their own.
  *
  *	            admit                 staged
  *	  (absent) -------> STAGING --------------> RESIDENT <--> mapped (n)
@@ -45,10 +46,13 @@
 struct kvg_hbm;
 struct kvg_map;
 
+/* A stretch of a version of a file, for a user. */
 struct kvg_key {
 	uint64_t ino;
 	uint64_t version;
 	uid_t uid;
+	uint64_t first; /* offset in the file; so end, which is behind the last byte */
+	uint64_t end;
 };
 
 enum kvg_state {
@@ -77,7 +81,7 @@ struct kvg_entry {
 	unsigned failures;   /* in a row */
 	int64_t retry_ms;    /* FAILED: not before */
 	int64_t deadline_ms; /* of a revocation; 0: none */
-	uint64_t size;       /* of the file, bytes */
+	uint64_t size;       /* of the stretch, bytes */
 	uint64_t bytes;      /* of its segments: what counts against the budget */
 	unsigned count;
 	struct kvg_part *parts;
@@ -130,7 +134,10 @@ int kvg_hbm_new(const struct kvg_hbm_options *options, struct kvg_hbm **ret_hbm)
 struct kvg_hbm *kvg_hbm_free(struct kvg_hbm *hbm);
 void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage);
 
-/* The entry of KEY that may be used, as the most recently used one now; NULL. FAILED ones too. */
+/*
+ * The entry that has all of KEY's stretch, or will, as the most recently used one now. Else the
+ * FAILED one of just this stretch, or NULL.
+ */
 struct kvg_entry *kvg_hbm_find(struct kvg_hbm *hbm, const struct kvg_key *key);
 
 /*
@@ -139,10 +146,10 @@ struct kvg_entry *kvg_hbm_find(struct kvg_hbm *hbm, const struct kvg_key *key);
 bool kvg_hbm_hint(struct kvg_hbm *hbm, const struct kvg_key *key, int64_t now_ms);
 
 /*
- * A STAGING entry with segments for SIZE bytes, mapped for writing; a FAILED one of KEY is
- * replaced. What was not used for longest, and nobody has mapped, is evicted for it. -ERANGE:
- * smaller than a granule, which is not worth a segment; -E2BIG: more than the budget; -ENOSPC:
- * nothing can be evicted now; the error of the last attempt before its time.
+ * A STAGING entry with segments for SIZE bytes, those of KEY's stretch, mapped for writing; a
+ * FAILED one of KEY is replaced. What was not used for longest, and nobody has mapped, is evicted
+ * for it. -ERANGE: smaller than a granule, which is not worth a segment; -E2BIG: more than the
+ * budget; -ENOSPC: nothing can be evicted now; the error of the last attempt before its time.
  */
 int kvg_hbm_admit(struct kvg_hbm *hbm, const struct kvg_key *key, uint64_t size, int64_t now_ms,
 	struct kvg_entry **ret_entry);

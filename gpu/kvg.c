@@ -207,7 +207,7 @@ int kvg_prefetch(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, int pr
 	struct kvg_ticket ticket;
 	int r = kvg_file_request(ctx, KVG_PREFETCH, fd, &ticket);
 
-	(void)prio;
+	ctx->message.priority = prio;
 	ctx->message.offset = off;
 	ctx->message.length = len;
 	if (r == 0)

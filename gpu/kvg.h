@@ -77,7 +77,10 @@ int kvg_dispatch(struct kvg_ctx *ctx);
 #define KVG_MAP_NOSTAGE 2u   /* only if it is there already, or on its way */
 #define KVG_MAP_REVOCABLE 4u /* it may be asked back: needs opts.event and kvg_dispatch */
 
-/* LEN 0: to the end of the file. FD may be closed afterwards. */
+/*
+ * LEN 0: to the end of the file. FD may be closed afterwards. Of a file whose size is more than one
+ * segment of the helper's only those that hold the range are brought in.
+ */
 int kvg_map(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, unsigned flags,
 	struct kvg_buf **ret_buf);
 /* Until the buffer's first UPTO bytes are there; TIMEOUT_MS < 0: as long as it takes. -ETIMEDOUT.
@@ -123,7 +126,11 @@ int kvg_op_poll(struct kvg_op *op, int timeout_ms);
 /* Waits until it has ended. NULL is allowed. */
 void kvg_op_free(struct kvg_op *op);
 
-/* Asks for the file to be brought in, and does not wait for it. */
+/*
+ * Asks for LEN bytes at OFF of the file (LEN 0: to its end) to be brought in, and does not wait for
+ * them. PRIO: 0, before what the helper stages unasked, and after what somebody waits for; above
+ * 0, as if somebody waited; below 0, when there is nothing else to do.
+ */
 int kvg_prefetch(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, int prio);
 /* Drops it from device memory. -EBUSY: somebody has it mapped. */
 int kvg_evict(struct kvg_ctx *ctx, int fd, uint64_t *ret_bytes);

@@ -187,8 +187,9 @@ class Context:
             return None
         return op
 
-    def prefetch(self, file, off=0, length=0):
-        self._call(_lib.kvg_prefetch, self._handle, _descriptor(file), off, length, 0)
+    def prefetch(self, file, off=0, length=0, prio=0):
+        """Asks for it to be brought in. PRIO < 0: when there is nothing else to do; > 0: at once."""
+        self._call(_lib.kvg_prefetch, self._handle, _descriptor(file), off, length, prio)
 
     def evict(self, file):
         """Bytes that were freed."""

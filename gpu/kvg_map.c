@@ -221,7 +221,7 @@ static const char *explain(int r)
 	case -ERANGE:
 		return "smaller than the device's granularity: pull it";
 	case -E2BIG:
-		return "larger than the helper's budget: pull it";
+		return "larger than the helper's budget: map parts of it, or pull it";
 	case -ENOSPC:
 		return "no room in device memory now: pull it";
 	case -EDQUOT:

@@ -427,7 +427,9 @@ static int set_budget(struct kvg_server *server, const struct kv_error *error)
 	if (options->percent > 0)
 		options->budget = server->info.total / 100 * options->percent;
 	options->budget = kv_min_u64(options->budget, most);
-	options->segment = kv_round_up(options->segment, server->info.granularity);
+	/* Stretches of files are whole segments, and are read by the chunk. */
+	options->segment =
+		kv_round_up(options->segment, kv_max_u64(server->info.granularity, KV_CHUNK_SIZE));
 	options->budget -= options->budget % server->info.granularity;
 	if (options->budget >= server->info.granularity)
 		return 0;

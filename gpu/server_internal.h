@@ -23,6 +23,13 @@
 #define KVG_CLIENT_MAPS_MAX 4096u
 #define KVG_CLIENT_PENDING_MAX 64u
 
+/* What is staged first. */
+enum kvg_priority {
+	KVG_PRIORITY_HINT,
+	KVG_PRIORITY_PREFETCH,
+	KVG_PRIORITY_MAP, /* somebody waits */
+};
+
 struct kvg_client;
 struct kvg_reply;
 
@@ -67,20 +74,22 @@ struct kvg_pending {
 	uint64_t id;
 	uint64_t offset;
 	uint64_t length;
-	int file_fd; /* -1: none */
-	struct kvg_key hint;
+	unsigned priority; /* enum kvg_priority */
+	int file_fd;       /* -1: none */
 };
 
 /* What belongs to an entry beside its memory: its owner. */
 struct kvg_placement {
 	struct kvg_server *server;
 	struct kvg_entry *entry;
+	uint64_t file_size;  /* bytes, of which the entry may be a stretch */
 	uint64_t connection; /* that the daemon's hold and watch belong to */
 	int mark_fd;
 	struct kvg_watermark *mark;
 	/* While it is being staged: */
 	bool submitted;
-	uint64_t hold; /* 0: none */
+	unsigned priority; /* enum kvg_priority */
+	uint64_t hold;     /* 0: none */
 	int object_fd;
 	int file_fd;
 	struct kvg_job job;
@@ -125,7 +134,9 @@ struct kvg_server {
 struct kvg_message *kvg_reply_to(uint16_t type, uint64_t id, int status);
 /* Sends a reply without descriptors, now or when there is room. */
 void kvg_client_send(struct kvg_client *client, const struct kvg_message *message);
-/* The reply to the MAP number ID: the segments with the bytes [OFFSET, END). LEASE may go with it.
+/*
+ * The reply to the MAP number ID: the segments with the bytes [OFFSET, END) of the file. LEASE may
+ * go with it.
  */
 void kvg_client_send_map(struct kvg_lease *lease, uint64_t id, uint64_t offset, uint64_t end);
 /* Sends what CLIENT is owed, as far as there is room now. */
@@ -159,7 +170,9 @@ void kvg_pendings_free(struct kvg_server *server);
  * object's descriptor and FILE_FD over, also when it fails: then ENTRY is gone or FAILED.
  */
 int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
-	const struct kvg_answer *answer, int file_fd);
+	const struct kvg_answer *answer, int file_fd, unsigned priority);
+/* ENTRY, which may be resident, is wanted as urgently as that. */
+void kvg_stage_raise(struct kvg_entry *entry, unsigned priority);
 /* Takes jobs that have ended. */
 void kvg_stage_reap(struct kvg_server *server);
 /* ENTRY is about to be freed. */

@@ -58,6 +58,7 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 
 	if (entry && entry->state != KVG_FAILED) {
 		server->stat.hits += pending->type == KVG_MAP;
+		kvg_stage_raise(entry, pending->priority);
 		kvg_decline(server, answer->reply);
 		*ret_entry = entry;
 		return 0;
@@ -65,32 +66,60 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 	if (pending->flags & KVG_FLAG_NOSTAGE)
 		r = -ENODATA;
 	if (r == 0)
-		r = kvg_hbm_admit(server->hbm, key, answer->reply->size, kv_monotonic_ms(), &entry);
+		r = kvg_hbm_admit(
+			server->hbm, key, key->end - key->first, kv_monotonic_ms(), &entry);
 	if (r < 0) {
 		kvg_decline(server, answer->reply);
 		return r;
 	}
 	server->stat.misses += pending->type == KVG_MAP;
-	r = kvg_stage_begin(server, entry, answer, kv_steal_fd(&pending->file_fd));
+	r = kvg_stage_begin(
+		server, entry, answer, kv_steal_fd(&pending->file_fd), pending->priority);
 	if (r == 0)
 		*ret_entry = entry;
 	return r;
 }
 
+/*
+ * The whole segments that hold what PENDING wants of a file of SIZE bytes, in KEY. Too few bytes at
+ * the end of a file make no segment: then the one before them too.
+ */
+static int widen(const struct kvg_pending *pending, uint64_t size, struct kvg_key *key)
+{
+	const struct kvg_server *server = pending->server;
+	uint64_t segment = server->options.segment;
+	uint64_t end = pending->length > 0 ? pending->offset + pending->length : size;
+
+	if (pending->offset >= end || end > size)
+		return -EINVAL;
+	key->first = pending->offset - pending->offset % segment;
+	key->end = kv_min_u64(kv_round_up(end, segment), size);
+	while (key->first > 0 && key->end - key->first < server->info.granularity)
+		key->first -= segment;
+	return 0;
+}
+
+/* The entry of what PENDING wants. Takes the answer's hold over. */
+static int get_stretch(struct kvg_pending *pending, struct kvg_key *key,
+	const struct kvg_answer *answer, struct kvg_entry **ret_entry)
+{
+	int r = widen(pending, answer->reply->size, key);
+
+	if (r == 0)
+		return get_entry(pending, key, answer, ret_entry);
+	kvg_decline(pending->server, answer->reply);
+	return r;
+}
+
 static int map_located(
-	struct kvg_pending *pending, const struct kvg_key *key, const struct kvg_answer *answer)
+	struct kvg_pending *pending, struct kvg_key *key, const struct kvg_answer *answer)
 {
 	uint64_t size = answer->reply->size;
 	uint64_t end = pending->length > 0 ? pending->offset + pending->length : size;
 	struct kvg_entry *entry;
 	struct kvg_lease *lease = NULL;
-	int r = pending->offset < end && end <= size ? 0 : -EINVAL;
+	int r = get_stretch(pending, key, answer, &entry);
 
-	if (r < 0) {
-		kvg_decline(pending->server, answer->reply);
-		return r;
-	}
-	r = get_entry(pending, key, answer, &entry);
 	if (r == 0)
 		r = give_lease(pending, entry, &lease);
 	if (r < 0)
@@ -108,6 +137,10 @@ struct match {
 	uint64_t version;
 	uint64_t bytes;
 	bool busy;
+	/* STAT: of the user whose entries are being looked at. */
+	uid_t of;
+	uint64_t of_bytes;
+	uint64_t upto; /* offset in the file of what is counted already */
 };
 
 static bool is_matched(const struct match *match, const struct kvg_entry *entry)
@@ -134,9 +167,21 @@ static void count_entry(void *arg, struct kvg_entry *entry)
 {
 	struct match *match = arg;
 	const struct kvg_placement *placement = entry->owner;
+	uint64_t from, staged;
 
-	if (is_matched(match, entry) && placement && entry->state != KVG_FAILED)
-		match->bytes = kv_max_u64(match->bytes, atomic_load(&placement->mark->staged));
+	if (!is_matched(match, entry) || !placement || entry->state == KVG_FAILED)
+		return;
+	/* They come user by user, and by their place in the file; they may overlap. */
+	if (match->of != entry->key.uid)
+		match->of_bytes = match->upto = 0;
+	match->of = entry->key.uid;
+	from = kv_max_u64(entry->key.first, match->upto);
+	staged = atomic_load(&placement->mark->staged);
+	if (staged > from) {
+		match->of_bytes += staged - from;
+		match->upto = staged;
+	}
+	match->bytes = kv_max_u64(match->bytes, match->of_bytes);
 }
 
 static void put_stat(struct kvg_server *server, struct kvg_message *reply)
@@ -195,10 +240,10 @@ static void each_located(struct kvg_pending *pending, const struct kvg_key *key,
 }
 
 static int prefetch_located(
-	struct kvg_pending *pending, const struct kvg_key *key, const struct kvg_answer *answer)
+	struct kvg_pending *pending, struct kvg_key *key, const struct kvg_answer *answer)
 {
 	struct kvg_entry *entry;
-	int r = get_entry(pending, key, answer, &entry);
+	int r = get_stretch(pending, key, answer, &entry);
 
 	if (r == 0 && pending->client)
 		kvg_client_send(pending->client, kvg_reply_to(KVG_PREFETCH, pending->id, 0));
@@ -219,7 +264,7 @@ static void pending_free(struct kvg_pending *pending)
 
 static int serve_located(struct kvg_pending *pending, const struct kvg_answer *answer)
 {
-	const struct kvg_key key = {
+	struct kvg_key key = {
 		.ino = answer->reply->ino,
 		.version = answer->reply->number,
 		.uid = answer->reply->uid,
@@ -278,7 +323,7 @@ void kvg_serve_hint(struct kvg_server *server, const struct kv_gpu_reply *note)
 		.number = note->number,
 		.uid = note->uid,
 	};
-	const struct kvg_key key = {note->ino, note->number, note->uid};
+	const struct kvg_key key = {note->ino, note->number, note->uid, 0, note->size};
 	struct kvg_pending *pending;
 
 	if (note->size < server->info.granularity || kvg_hbm_find(server->hbm, &key) ||
@@ -314,6 +359,13 @@ static int check_file(const struct kvg_server *server, int fd)
 	return makedev(st.stx_dev_major, st.stx_dev_minor) == device ? 0 : -EXDEV;
 }
 
+static unsigned priority_of(const struct kvg_message *message)
+{
+	if (message->type != KVG_PREFETCH || message->priority > 0)
+		return KVG_PRIORITY_MAP;
+	return message->priority < 0 ? KVG_PRIORITY_HINT : KVG_PRIORITY_PREFETCH;
+}
+
 static int begin_request(
 	struct kvg_server *server, struct kvg_client *client, struct kvg_message *message)
 {
@@ -342,6 +394,7 @@ static int begin_request(
 		.id = message->id,
 		.offset = message->offset,
 		.length = message->length,
+		.priority = priority_of(message),
 		.file_fd = kv_steal_fd(&message->fds[0]),
 	};
 	if (pending->offset + pending->length < pending->offset)

@@ -195,8 +195,8 @@ static struct kvg_message *pack_map(const struct kvg_reply *reply, unsigned *ret
 		return message;
 	}
 	message->map = lease->id;
-	message->offset = reply->first * entry->parts[0].size;
-	message->length = entry->size;
+	message->offset = entry->key.first + reply->first * entry->parts[0].size;
+	message->length = placement->file_size;
 	message->flags |= *ret_next < reply->end ? KVG_FLAG_MORE : 0;
 	/* Who is owed READY is told by that, which may be bad news. */
 	message->flags |= lease->told && !(lease->owed & 1u << KVG_READY) ? KVG_FLAG_READY : 0;
@@ -235,13 +235,15 @@ static void drop_lease(struct kvg_lease *lease)
 void kvg_client_send_map(struct kvg_lease *lease, uint64_t id, uint64_t offset, uint64_t end)
 {
 	struct kvg_client *client = lease->client;
-	uint64_t segment = lease->map->entry->parts[0].size;
+	const struct kvg_entry *entry = lease->map->entry;
+	uint64_t segment = entry->parts[0].size;
+	unsigned first = (unsigned)((offset - entry->key.first) / segment);
 	struct kvg_reply reply = {
 		.id = id,
 		.lease = lease,
-		.first = (unsigned)(offset / segment),
-		.next = (unsigned)(offset / segment),
-		.end = (unsigned)kv_div_round_up(end, segment),
+		.first = first,
+		.next = first,
+		.end = (unsigned)kv_div_round_up(end - entry->key.first, segment),
 	};
 	int r = client->owes ? -EAGAIN : send_map(&reply);
 

@@ -99,7 +99,7 @@ static void finish(struct kvg_placement *placement, int result)
 	staging_done(placement);
 	server->stagings--;
 	kvg_watermark_set(placement->mark,
-		result == 0 ? entry->size : atomic_load(&placement->mark->staged), result);
+		result == 0 ? entry->key.end : atomic_load(&placement->mark->staged), result);
 	if (result == 0) {
 		server->stat.staged++;
 		server->stat.staged_bytes += entry->size;
@@ -138,7 +138,9 @@ static int submit(struct kvg_placement *placement)
 	if (r < 0)
 		return r;
 	placement->job = (struct kvg_job){
+		.offset = placement->entry->key.first,
 		.size = placement->entry->size,
+		.priority = placement->priority,
 		.targets = placement->targets,
 		.target_count = placement->entry->count,
 		.object_fd = placement->object_fd,
@@ -175,6 +177,11 @@ static int add_extents(struct kvg_placement *placement, const uint8_t *from, uin
 	return 0;
 }
 
+static uint32_t first_chunk(const struct kvg_placement *placement)
+{
+	return (uint32_t)(placement->entry->key.first >> KV_CHUNK_SHIFT);
+}
+
 static int add_chunks(struct kvg_placement *placement, const struct kvg_answer *answer)
 {
 	size_t at = 0;
@@ -189,9 +196,11 @@ static int add_chunks(struct kvg_placement *placement, const struct kvg_answer *
 		memcpy(&chunk, answer->payload + at, sizeof(chunk));
 		at += sizeof(chunk);
 		size = chunk.extents * sizeof(struct kv_gpu_extent);
-		if (chunk.number != placement->chunks_known || chunk.where > KV_GPU_FILE ||
-			placement->chunks_known == placement->chunk_count ||
-			answer->payload_size - at < size)
+		/* The daemon does not know where the stretch ends. */
+		if (placement->chunks_known == placement->chunk_count)
+			return 0;
+		if (chunk.number != first_chunk(placement) + placement->chunks_known ||
+			chunk.where > KV_GPU_FILE || answer->payload_size - at < size)
 			return -EPROTO;
 		placement->chunks[placement->chunks_known++] = (struct kvg_chunk){
 			.where = chunk.where,
@@ -230,7 +239,7 @@ static int ask_chunks(struct kvg_placement *placement)
 	struct kv_gpu_request request = {
 		.type = KV_GPU_CHUNKS,
 		.hold = placement->hold,
-		.first = placement->chunks_known,
+		.first = first_chunk(placement) + placement->chunks_known,
 	};
 
 	return kvg_source_ask(placement->server->source, &request, chunks_answered, placement);
@@ -250,8 +259,19 @@ static int start(struct kvg_placement *placement)
 	return r;
 }
 
+void kvg_stage_raise(struct kvg_entry *entry, unsigned priority)
+{
+	struct kvg_placement *placement = entry->owner;
+
+	if (entry->state != KVG_STAGING || placement->priority >= priority)
+		return;
+	placement->priority = priority;
+	if (placement->submitted)
+		kvg_stager_raise(placement->server->stager, &placement->job, priority);
+}
+
 int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
-	const struct kvg_answer *answer, int file_fd)
+	const struct kvg_answer *answer, int file_fd, unsigned priority)
 {
 	struct kvg_placement *placement = calloc(1, sizeof(*placement));
 	int r;
@@ -267,6 +287,8 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 	placement->server = server;
 	placement->connection = server->connection;
 	placement->entry = entry;
+	placement->file_size = answer->reply->size;
+	placement->priority = priority;
 	placement->mark_fd = -1;
 	placement->hold = answer->reply->hold;
 	placement->file_fd = file_fd;

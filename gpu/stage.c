@@ -68,7 +68,7 @@ struct kvg_lane *kvg_copy_begin(struct kvg_stager *stager, struct kvg_job *job, 
 	if (!lane)
 		return NULL;
 	for (uint64_t done = 0; done < length;) {
-		uint64_t at = offset + done;
+		uint64_t at = offset - job->offset + done;
 		const struct kvg_target *target = &job->targets[at / size];
 		uint64_t part = kv_min_u64(length - done, target->size - at % size);
 
@@ -106,7 +106,7 @@ static bool begin_tail(struct kvg_stager *stager, struct kvg_job *job)
 	lane_start(stager, lane, job,
 		stager->backend->ops->fill(
 			stager->backend, lane->stream, last->address + used, 0, last->size - used));
-	lane->offset = job->size;
+	lane->offset = kvg_job_end(job);
 	job->tail_done = true;
 	return true;
 }
@@ -136,7 +136,7 @@ static void advance_watermark(const struct kvg_stager *stager, struct kvg_job *j
 		return;
 	staged = reached(stager, job);
 	if (staged > atomic_load_explicit(&job->watermark->staged, memory_order_relaxed) &&
-		staged < job->size)
+		staged < kvg_job_end(job))
 		kvg_watermark_set(job->watermark, staged, 0);
 }
 
@@ -195,7 +195,7 @@ static bool jobs_step(struct kvg_stager *stager)
 	for (job = TAILQ_FIRST(&stager->active); job; job = next) {
 		next = TAILQ_NEXT(job, entry);
 		progress |= begin_more(stager, job);
-		if (job->in_flight > 0 || (job->result == 0 && job->next < job->size))
+		if (job->in_flight > 0 || (job->result == 0 && job->next < kvg_job_end(job)))
 			continue;
 		end_job(stager, job);
 		progress = true;
@@ -203,14 +203,35 @@ static bool jobs_step(struct kvg_stager *stager)
 	return progress;
 }
 
+/* Behind those that go before it: of equals, those that came earlier. */
+static void activate(struct kvg_stager *stager, struct kvg_job *job)
+{
+	struct kvg_job *other;
+
+	job->rank = job->priority;
+	TAILQ_FOREACH (other, &stager->active, entry)
+		if (other->rank < job->rank)
+			break;
+	if (other)
+		TAILQ_INSERT_BEFORE(other, job, entry);
+	else
+		TAILQ_INSERT_TAIL(&stager->active, job, entry);
+}
+
 static void take_submitted(struct kvg_stager *stager)
 {
+	struct kvg_job_queue old = TAILQ_HEAD_INITIALIZER(old);
 	struct kvg_job *job;
 	KV_LOCKED(&stager->lock);
 
-	while ((job = TAILQ_FIRST(&stager->submitted))) {
-		TAILQ_REMOVE(&stager->submitted, job, entry);
-		TAILQ_INSERT_TAIL(&stager->active, job, entry);
+	if (stager->reorder) {
+		TAILQ_CONCAT(&old, &stager->active, entry);
+		stager->reorder = false;
+	}
+	TAILQ_CONCAT(&old, &stager->submitted, entry);
+	while ((job = TAILQ_FIRST(&old))) {
+		TAILQ_REMOVE(&old, job, entry);
+		activate(stager, job);
 	}
 }
 
@@ -263,15 +284,25 @@ static void *stager_main(void *arg)
 
 void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job)
 {
-	assert(job->size > 0 && job->target_count > 0);
+	assert(job->size > 0 && job->target_count > 0 && job->offset % KV_CHUNK_SIZE == 0);
 	job->result = 0;
 	job->counts = (struct kvg_job_counts){0};
-	job->next = 0;
+	job->next = job->offset;
 	job->in_flight = 0;
 	job->tail_done = job->ring = false;
 	KV_LOCKED(&stager->lock);
 	TAILQ_INSERT_TAIL(&stager->submitted, job, entry);
 	(void)pthread_cond_signal(&stager->more);
+}
+
+void kvg_stager_raise(struct kvg_stager *stager, struct kvg_job *job, unsigned priority)
+{
+	KV_LOCKED(&stager->lock);
+
+	if (job->priority >= priority)
+		return;
+	job->priority = priority;
+	stager->reorder = true;
 }
 
 int kvg_stager_fd(const struct kvg_stager *stager)

@@ -8,6 +8,9 @@
  * each slot at its own pace, so that drives and link are busy together. What is not on a drive, and
  * what could not be read or does not match its sum, is read through the mount, once.
  *
+ * Jobs go by their priority, then by the order in which they came: what is free of the ring, and of
+ * the link, is given to the first that can use it.
+ *
  * One thread runs all of it; it sleeps while there is nothing to do. Jobs belong to the caller, who
  * leaves them alone between submit and reap. Errors: negative errno.
  */
@@ -47,21 +50,24 @@ struct kvg_job_counts {
 
 struct kvg_job {
 	/* The caller's: */
-	uint64_t size;                    /* of the file, bytes; > 0 */
+	uint64_t offset; /* in the file, of the first byte that is wanted: of a chunk */
+	uint64_t size;   /* bytes that are wanted; > 0. A last chunk that is cut ends the file */
 	const struct kvg_target *targets; /* cover it; what is left of the last one becomes zero */
 	unsigned target_count;
 	int object_fd;                  /* the whole file, in DRAM; or -1: */
-	const struct kvg_chunk *chunks; /* one for each of its chunks */
+	const struct kvg_chunk *chunks; /* one for each chunk of the range */
 	const struct kv_gpu_extent *extents;
 	int file_fd;                     /* to be read through, or -1 */
-	struct kvg_watermark *watermark; /* may be NULL */
+	struct kvg_watermark *watermark; /* offsets in the file; may be NULL */
+	unsigned priority;               /* what has more goes first; see kvg_stager_raise */
 	void *arg;
 	/* At the end: */
 	int result;
 	struct kvg_job_counts counts;
 	/* The stager's: */
 	TAILQ_ENTRY(kvg_job) entry;
-	uint64_t next;      /* first byte that nothing was begun for */
+	unsigned rank;      /* the priority that it goes by */
+	uint64_t next;      /* offset in the file of the first byte that nothing was begun for */
 	unsigned in_flight; /* slots, pieces and copies */
 	bool tail_done;
 	bool ring; /* the object could not be registered: goes by the ring */
@@ -87,6 +93,8 @@ int kvg_stager_new(const struct kvg_stager_options *options, struct kvg_stager *
  */
 bool kvg_stager_free(struct kvg_stager *stager);
 void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job);
+/* JOB, which was submitted and not reaped, has at least this priority from now on. */
+void kvg_stager_raise(struct kvg_stager *stager, struct kvg_job *job, unsigned priority);
 /* Readable when a job has ended. */
 int kvg_stager_fd(const struct kvg_stager *stager);
 /* A job that has ended, or NULL. */

@@ -106,8 +106,8 @@ struct kvg_stager {
 	unsigned lane_count;
 	struct kvg_copy *copies; /* for one call */
 	unsigned copies_max;
-	struct kvg_job_queue active;
-	unsigned reads; /* in the queue */
+	struct kvg_job_queue active; /* by rank */
+	unsigned reads;              /* in the queue */
 
 	pthread_t thread;
 	bool has_thread;
@@ -115,9 +115,22 @@ struct kvg_stager {
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	struct kvg_job_queue submitted; /* lock */
+	bool reorder;                   /* lock; priorities were raised */
 	struct kvg_job_queue done;      /* lock */
 	bool stop;                      /* lock */
 };
+
+static inline uint64_t kvg_job_end(const struct kvg_job *job)
+{
+	return job->offset + job->size;
+}
+
+/* Whether what lies at OFFSET of JOB is to be copied before that at OTHER_OFFSET of OTHER. */
+static inline bool kvg_job_is_before(const struct kvg_job *job, uint64_t offset,
+	const struct kvg_job *other, uint64_t other_offset)
+{
+	return job->rank != other->rank ? job->rank > other->rank : offset < other_offset;
+}
 
 int64_t kvg_stager_now(const struct kvg_stager *stager);
 /* Ends JOB with ERROR (the first one counts) when nothing of it is under way any more. */

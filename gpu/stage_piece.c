@@ -58,7 +58,7 @@ static void piece_begin(struct kvg_piece *piece, struct kvg_job *job)
 	}
 	piece->job = job;
 	piece->offset = job->next;
-	piece->length = kv_min_u64(KVG_PIECE_SIZE, job->size - job->next);
+	piece->length = kv_min_u64(KVG_PIECE_SIZE, kvg_job_end(job) - job->next);
 	piece->next = 0;
 	piece->copies = 0;
 	piece->memory = NULL;
@@ -73,7 +73,8 @@ bool kvg_pieces_begin(struct kvg_stager *stager, struct kvg_job *job)
 {
 	bool progress = false;
 
-	for (unsigned i = 0; i < KVG_PIECES && job->next < job->size && job->result == 0; i++) {
+	for (unsigned i = 0; i < KVG_PIECES && job->next < kvg_job_end(job) && job->result == 0;
+		i++) {
 		if (stager->pieces[i].state != KVG_PIECE_FREE)
 			continue;
 		piece_begin(&stager->pieces[i], job);
@@ -130,7 +131,7 @@ static bool copy_more(struct kvg_piece *piece)
 	return piece->next > next || piece->state == KVG_PIECE_ENDING;
 }
 
-/* First those that come first in their file. */
+/* First the most urgent, and of them those that come first in their file. */
 static bool copy_in_order(struct kvg_stager *stager)
 {
 	bool tried[KVG_PIECES] = {false};
@@ -143,7 +144,8 @@ static bool copy_in_order(struct kvg_stager *stager)
 			struct kvg_piece *piece = &stager->pieces[i];
 
 			if (!tried[i] && piece->state == KVG_PIECE_COPYING &&
-				(!best || piece->offset < best->offset))
+				(!best || kvg_job_is_before(piece->job, piece->offset, best->job,
+						  best->offset)))
 				best = piece;
 		}
 		if (!best)

@@ -19,9 +19,10 @@ static unsigned slot_chunks(const struct kvg_slot *slot)
 	return (unsigned)kv_div_round_up(slot->length, KV_CHUNK_SIZE);
 }
 
-static uint32_t chunk_number(const struct kvg_slot *slot, unsigned i)
+/* Chunk I of SLOT. */
+static const struct kvg_chunk *chunk_of(const struct kvg_slot *slot, unsigned i)
 {
-	return (uint32_t)(slot->offset >> KV_CHUNK_SHIFT) + i;
+	return &slot->job->chunks[((slot->offset - slot->job->offset) >> KV_CHUNK_SHIFT) + i];
 }
 
 /* Bytes of the file in chunk I of SLOT. */
@@ -78,7 +79,7 @@ static bool is_sane(const struct kvg_stager *stager, const struct kv_gpu_extent 
 
 static int add_chunk(struct kvg_slot *slot, unsigned i)
 {
-	const struct kvg_chunk *chunk = &slot->job->chunks[chunk_number(slot, i)];
+	const struct kvg_chunk *chunk = chunk_of(slot, i);
 	const struct kv_gpu_extent *extents = &slot->job->extents[chunk->first];
 	uint64_t covered = 0;
 
@@ -129,7 +130,7 @@ static void slot_begin(struct kvg_slot *slot, struct kvg_job *job)
 
 	slot->job = job;
 	slot->offset = job->next;
-	slot->length = kv_min_u64(stager->options.slot_size, job->size - job->next);
+	slot->length = kv_min_u64(stager->options.slot_size, kvg_job_end(job) - job->next);
 	slot->io_count = slot->submitted = slot->left = 0;
 	slot->state = KVG_SLOT_READING;
 	memset(slot->chunks, 0, sizeof(slot->chunks));
@@ -155,7 +156,7 @@ bool kvg_slots_begin(struct kvg_stager *stager, struct kvg_job *job)
 {
 	bool progress = false;
 
-	for (unsigned i = 0; i < stager->options.slots && job->next < job->size; i++) {
+	for (unsigned i = 0; i < stager->options.slots && job->next < kvg_job_end(job); i++) {
 		if (stager->slots[i].state != KVG_SLOT_FREE)
 			continue;
 		slot_begin(&stager->slots[i], job);
@@ -213,7 +214,7 @@ static void run_check(struct kvg_task *task)
 
 	slot->mismatches = 0;
 	for (unsigned i = 0; i < slot_chunks(slot); i++) {
-		const struct kvg_chunk *chunk = &job->chunks[chunk_number(slot, i)];
+		const struct kvg_chunk *chunk = chunk_of(slot, i);
 
 		if (chunk->where != KV_GPU_DEVICE || slot->chunks[i].failed ||
 			matches(chunk, &job->extents[chunk->first], chunk_memory(slot, i)))
@@ -282,7 +283,7 @@ static void count_bytes(struct kvg_slot *slot)
 			job->counts.from_dram += length;
 		else if (slot->chunks[i].rescued)
 			job->counts.from_file += length;
-		else if (job->chunks[chunk_number(slot, i)].where == KV_GPU_DEVICE)
+		else if (chunk_of(slot, i)->where == KV_GPU_DEVICE)
 			job->counts.from_device += length;
 	}
 }
@@ -355,7 +356,7 @@ static bool slot_step(struct kvg_slot *slot)
 	return progress || slot->state != before;
 }
 
-/* The one that comes first in its file: so the watermark moves on. */
+/* Of the most urgent the one that comes first in its file: so the watermark moves on. */
 static struct kvg_slot *next_ready(struct kvg_stager *stager)
 {
 	struct kvg_slot *best = NULL;
@@ -363,7 +364,9 @@ static struct kvg_slot *next_ready(struct kvg_stager *stager)
 	for (unsigned i = 0; i < stager->options.slots; i++) {
 		struct kvg_slot *slot = &stager->slots[i];
 
-		if (slot->state == KVG_SLOT_READY && (!best || slot->offset < best->offset))
+		if (slot->state == KVG_SLOT_READY &&
+			(!best || kvg_job_is_before(
+					  slot->job, slot->offset, best->job, best->offset)))
 			best = slot;
 	}
 	return best;

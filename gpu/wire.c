@@ -42,12 +42,16 @@ void kvg_message_encode(const struct kvg_message *message, uint8_t ret_header[KV
 	kv_put_le64(ret_header + 40, message->length);
 	kv_put_le32(ret_header + 48, (uint32_t)message->status);
 	kv_put_le32(ret_header + 52, message->payload_size);
+	kv_put_le32(ret_header + 56, (uint32_t)message->priority);
 }
 
 static bool is_shaped(const struct kvg_message *message)
 {
 	uint32_t size = message->payload_size;
 
+	if (message->priority != 0 &&
+		(message->type != KVG_PREFETCH || message->flags & KVG_FLAG_REPLY))
+		return false;
 	if (!(message->flags & KVG_FLAG_REPLY))
 		return message->segments == 0 && message->status <= 0 &&
 		       (size == shapes[message->type].request_payload[0] ||
@@ -66,7 +70,7 @@ int kvg_message_decode(const void *data, size_t size, struct kvg_message *ret_me
 	const uint8_t *header = data;
 
 	if (size < KVG_HEADER_SIZE || size - KVG_HEADER_SIZE > KVG_PAYLOAD_MAX ||
-		kv_get_le32(header) != MAGIC || kv_get_le64(header + 56) != 0)
+		kv_get_le32(header) != MAGIC || kv_get_le32(header + 60) != 0)
 		return -EPROTO;
 	if (kv_get_le16(header + 4) != KVG_WIRE_VERSION)
 		return -EPROTONOSUPPORT;
@@ -79,6 +83,7 @@ int kvg_message_decode(const void *data, size_t size, struct kvg_message *ret_me
 	ret_message->length = kv_get_le64(header + 40);
 	ret_message->status = (int32_t)kv_get_le32(header + 48);
 	ret_message->payload_size = kv_get_le32(header + 52);
+	ret_message->priority = (int32_t)kv_get_le32(header + 56);
 	if (ret_message->type == 0 || ret_message->type >= _KVG_TYPE_MAX ||
 		ret_message->flags & ~KVG_FLAGS ||
 		ret_message->payload_size != size - KVG_HEADER_SIZE || !is_shaped(ret_message))

@@ -16,7 +16,8 @@
  *	    40     8  length
  *	    48     4  status: 0 or a negative errno
  *	    52     4  bytes of payload
- *	    56     8  zero
+ *	    56     4  priority of a PREFETCH, signed; else zero
+ *	    60     4  zero
  *
  *	HELLO     c -> s; reply: struct kvg_hello
  *
@@ -30,7 +31,8 @@
  *
  *	UNMAP     c -> s: map id; no reply
  *
- *	PREFETCH  c -> s, ticket, 1 descriptor; reply: status
+ *	PREFETCH  c -> s, ticket, 1 descriptor; reply: status. The more its priority, the
+ *	          earlier: below 0 after all others, above 0 as what somebody waits for
  *
  *	STAT      c -> s, ticket or nothing, with it 1 descriptor; reply: struct kvg_wire_stat
  *
@@ -88,6 +90,7 @@ struct kvg_message {
 	uint64_t offset;
 	uint64_t length;
 	int32_t status;
+	int32_t priority;
 	uint32_t payload_size;
 	uint8_t payload[KVG_PAYLOAD_MAX];
 	unsigned fd_count;

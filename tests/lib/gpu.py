@@ -98,9 +98,9 @@ class _Tools:
         with open(path, "rb") as f:
             return self.ctx.stats(f)
 
-    def prefetch(self, path):
+    def prefetch(self, path, off=0, length=0, prio=0):
         with open(path, "rb") as f:
-            self.ctx.prefetch(f)
+            self.ctx.prefetch(f, off, length, prio)
 
     def evict(self, path):
         with open(path, "rb") as f:

@@ -247,6 +247,48 @@ static void test_hbm__keeps_users_and_versions_apart(void **state)
 	assert_null(kvg_hbm_find(hbm, &key));
 }
 
+/* Part of what is there, or on its way, is there too; what only overlaps is not. */
+static void test_hbm__finds_what_covers_a_stretch(void **state)
+{
+	static const struct {
+		uint64_t first, end;
+		int found; /* which of the entries below; -1: none */
+	} wanted[] = {
+		{0, 4, 0},
+		{8, 16, 0},
+		{16, 24, 1},
+		{20, 32, 1},
+		{8, 24, -1},
+		{24, 40, -1},
+		{32, 40, 2},
+		{0, 40, -1},
+	};
+	static const uint64_t ends[][2] = {{0, 16}, {16, 32}, {32, 40}};
+	struct kvg_key key = key_of(1);
+	struct kvg_entry *entries[3];
+
+	(void)state;
+	for (unsigned i = 0; i < 3; i++) {
+		key.first = ends[i][0] * MIB;
+		key.end = ends[i][1] * MIB;
+		assert_int_equal(
+			kvg_hbm_admit(hbm, &key, (key.end - key.first) / 4, 0, &entries[i]), 0);
+	}
+	kvg_hbm_staged(entries[1]);
+	for (unsigned i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+		key.first = wanted[i].first * MIB;
+		key.end = wanted[i].end * MIB;
+		assert_ptr_equal(kvg_hbm_find(hbm, &key),
+			wanted[i].found < 0 ? NULL : entries[wanted[i].found]);
+	}
+	/* One that failed is found as what it is only, and does not hide others. */
+	kvg_hbm_failed(entries[2], -EIO, 0);
+	assert_null(kvg_hbm_find(hbm, &(struct kvg_key){1, 1, 7, 34 * MIB, 36 * MIB}));
+	assert_int_equal(kvg_hbm_find(hbm, &(struct kvg_key){1, 1, 7, 32 * MIB, 40 * MIB})->state,
+		KVG_FAILED);
+	kvg_hbm_staged(entries[0]);
+}
+
 /* An error of the device's: what is idle makes way, three times at most, then ENOSPC. */
 static void test_hbm__evicts_when_the_device_is_short(void **state)
 {
@@ -586,6 +628,7 @@ int main(void)
 		TEST(refuses_sizes_that_make_no_sense),
 		TEST(evicts_the_least_recently_used),
 		TEST(keeps_users_and_versions_apart),
+		TEST(finds_what_covers_a_stretch),
 		TEST(evicts_when_the_device_is_short),
 		TEST(survives_any_failed_allocation),
 		TEST(waits_longer_after_each_failure),

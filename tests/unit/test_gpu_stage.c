@@ -283,6 +283,86 @@ static void test_stage__copies_by_the_ring_what_cannot_be_registered(void **stat
 	}
 }
 
+/* Part of a file: nothing else of it is read or written to, and the watermark is the file's. */
+static void test_stage__brings_a_stretch_of_a_file(void **state)
+{
+	static const struct {
+		uint64_t offset, size;
+	} stretches[] = {{0, 10 * MIB}, {5 * MIB, 10 * MIB}, {28 * MIB, 2 * MIB - 1}};
+	uint64_t file_size = 30 * MIB - 1;
+	struct file file;
+
+	(void)state;
+	start(3, 2);
+	for (unsigned i = 0; i < 6; i++) {
+		uint64_t offset = stretches[i / 2].offset, size = stretches[i / 2].size;
+		struct kvg_target target;
+		bool touched = false;
+
+		file_init(&file, file_size, 3);
+		target = (struct kvg_target){
+			.address = (kvg_devptr)(uintptr_t)file.device + offset,
+			.size = (size + 2 * MIB - 1) & ~(2 * MIB - 1),
+		};
+		file.job.offset = offset;
+		file.job.size = size;
+		file.job.targets = &target;
+		file.job.target_count = 1;
+		file.job.chunks = file.chunks + offset / MIB;
+		file.job.object_fd = i % 2 ? file.fd : -1;
+		sim.reads = 0;
+		assert_int_equal(stage(&file), 0);
+		assert_true(i % 2 ? sim.reads == 0 : sim.reads >= size / MIB - 1);
+		assert_true(sim.reads <= size / MIB + 2);
+		assert_memory_equal(file.device + offset, file.content + offset, size);
+		for (uint64_t at = 0; at < file_size; at++)
+			touched |= (at < offset || at >= offset + target.size) &&
+				   file.device[at] != 0xdd;
+		assert_false(touched);
+		assert_true(file.mark.staged < offset + size);
+		assert_true(size < 9 * MIB || file.mark.staged > offset);
+		file_done(&file);
+	}
+}
+
+/* What came later and is more urgent is there first; also if it becomes so only then. */
+static void test_stage__urgent_files_go_first(void **state)
+{
+	(void)state;
+	start(3, 2);
+	for (unsigned i = 0; i < 8; i++) {
+		bool object = i & 1, raised = i & 2, late = i & 4;
+		struct file slow, urgent;
+
+		file_init(&slow, 60 * MIB, 3);
+		file_init(&urgent, 30 * MIB, 3);
+		if (object) {
+			slow.job.object_fd = slow.fd;
+			urgent.job.object_fd = urgent.fd;
+		} else {
+			/* Both are on the same drives: one is read through the mount. */
+			for (unsigned k = 0; k < 60; k++)
+				slow.chunks[k].where = KV_GPU_FILE;
+			slow.job.file_fd = slow.fd;
+		}
+		urgent.job.priority = raised ? 0 : 2;
+		kvg_stager_submit(stager, &slow.job);
+		for (unsigned k = 0; k < 3 && late; k++)
+			(void)kvg_stager_step(stager);
+		kvg_stager_submit(stager, &urgent.job);
+		if (raised)
+			kvg_stager_raise(stager, &urgent.job, 2);
+		assert_ptr_equal(run(), &urgent.job);
+		assert_ptr_equal(run(), &slow.job);
+		assert_int_equal(urgent.job.result, 0);
+		assert_int_equal(slow.job.result, 0);
+		assert_staged(&urgent);
+		assert_staged(&slow);
+		file_done(&slow);
+		file_done(&urgent);
+	}
+}
+
 /* Several at once, of both kinds. */
 static void test_stage__stages_many_files_at_once(void **state)
 {
@@ -579,6 +659,8 @@ int main(void)
 		TEST(brings_bytes_from_drives),
 		TEST(brings_bytes_from_dram),
 		TEST(copies_by_the_ring_what_cannot_be_registered),
+		TEST(brings_a_stretch_of_a_file),
+		TEST(urgent_files_go_first),
 		TEST(stages_many_files_at_once),
 		TEST(watermark_follows_the_bytes),
 		TEST(reads_through_the_mount_what_fails),

@@ -68,6 +68,12 @@ static void test_wire__carries_all_fields(void **state)
 	assert_true(got.length == UINT64_MAX);
 	assert_int_equal(kvg_ticket_get(&got, &out), 0);
 	assert_memory_equal(&out, &ticket, sizeof(out));
+	sent.type = KVG_PREFETCH;
+	sent.flags = 0;
+	sent.priority = -7;
+	assert_int_equal(kvg_send(pair[0], &sent), 0);
+	assert_int_equal(kvg_receive(pair[1], &got), 0);
+	assert_int_equal(got.priority, -7);
 	message_init(KVG_READY);
 	sent.status = -EIO;
 	assert_int_equal(kvg_send(pair[0], &sent), 0);
@@ -216,7 +222,8 @@ static void test_wire__refuses_what_is_no_packet(void **state)
 		{12, 1, -EPROTO},             /* segments of a request */
 		{48, 1, -EPROTO},             /* a positive status */
 		{52, 1, -EPROTO},             /* payload that is not there */
-		{56, 1, -EPROTO},             /* reserved */
+		{56, 1, -EPROTO},             /* a priority, of nothing to be staged */
+		{60, 1, -EPROTO},             /* reserved */
 	};
 	uint8_t data[KVG_HEADER_SIZE + 8];
 
