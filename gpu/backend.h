@@ -70,6 +70,7 @@ struct kvg_device_info {
 	bool integrated; /* host memory needs no registration (Grace): register only populates */
 	bool register_read_only; /* KVG_REGISTER_READ_ONLY works */
 	bool direct;             /* direct_* work, if direct_probe agrees */
+	bool reserves;           /* a segment takes its memory when it is made: free_bytes tells */
 	bool zeroed;             /* a new segment holds zeros; else whatever was there before */
 	bool modelled;           /* not a real device: what is measured on it says nothing */
 	int dl_device_type;      /* DLPack's: 1 CPU, 2 CUDA */

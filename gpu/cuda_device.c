@@ -184,6 +184,7 @@ static int describe(struct kvg_cuda *cuda, char *ret_error, size_t error_size)
 	info->numa_node = attribute(cuda, KVG_CU_ATTRIBUTE_HOST_NUMA_ID, -1);
 	info->integrated = attribute(cuda, KVG_CU_ATTRIBUTE_HOST_PAGE_TABLES, 0) != 0;
 	info->register_read_only = attribute(cuda, KVG_CU_ATTRIBUTE_REGISTER_READ_ONLY, 0) != 0;
+	info->reserves = true;
 	info->modelled = cu->modelled;
 	info->dl_device_type = 2; /* kDLCUDA */
 	info->dl_device_id = cuda->device;

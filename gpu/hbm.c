@@ -25,6 +25,7 @@ struct kvg_hbm {
 	TAILQ_HEAD(, kvg_entry) lru;
 	LIST_HEAD(, kvg_entry) stale;
 	struct kvg_pool pool;
+	int64_t refill_ms; /* when to ask again for what is missing */
 	uint64_t maps;
 	uint64_t evicted;
 	struct ghost ghosts[KVG_GHOSTS_MAX]; /* by a hash of the key: the newer one stays */
@@ -478,6 +479,15 @@ static void make_orphan(struct kvg_entry *entry)
 		map->holder->overdue += entry->bytes;
 }
 
+/* Others may have given back what they had taken. */
+static void refill(struct kvg_hbm *hbm, int64_t now_ms)
+{
+	if (now_ms < hbm->refill_ms || kvg_pool_missing(&hbm->pool) == 0)
+		return;
+	hbm->refill_ms = now_ms + KVG_REFILL_MS;
+	(void)kvg_pool_fill(&hbm->pool);
+}
+
 static void forget_failed(struct kvg_hbm *hbm, int64_t now_ms)
 {
 	struct kvg_entry *entry, *next;
@@ -495,6 +505,7 @@ int64_t kvg_hbm_tick(struct kvg_hbm *hbm, int64_t now_ms)
 	int64_t next_ms = 0;
 
 	forget_failed(hbm, now_ms);
+	refill(hbm, now_ms);
 	LIST_FOREACH (entry, &hbm->stale, stale_entry) {
 		if (entry->deadline_ms == 0 || entry->orphan)
 			continue;
@@ -524,6 +535,7 @@ int kvg_hbm_new(const struct kvg_hbm_options *options, struct kvg_hbm **ret_hbm)
 		.backend = options->backend,
 		.budget = options->budget,
 		.segment = options->segment,
+		.margin = options->margin,
 		.zeroed = options->zeroed,
 	};
 	LIST_INIT(&hbm->pool.spares);
@@ -552,6 +564,11 @@ struct kvg_hbm *kvg_hbm_free(struct kvg_hbm *hbm)
 	return NULL;
 }
 
+uint64_t kvg_hbm_missing(const struct kvg_hbm *hbm)
+{
+	return kvg_pool_missing(&hbm->pool);
+}
+
 void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage)
 {
 	struct kvg_hbm_usage usage = {
@@ -559,6 +576,7 @@ void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage)
 		.used = hbm->pool.used,
 		.maps = hbm->maps,
 		.evicted = hbm->evicted,
+		.missing = kvg_pool_missing(&hbm->pool),
 		.reserve = hbm->pool.spare_bytes,
 	};
 	const struct kvg_entry *entry;

@@ -40,6 +40,7 @@
 /* Hints: the second one within this time stages. */
 #define KVG_GHOST_MS 60000
 #define KVG_GHOSTS_MAX 4096u
+#define KVG_REFILL_MS 1000
 #define KVG_RETRY_FIRST_MS 100
 #define KVG_RETRY_LAST_MS 10000
 
@@ -109,7 +110,8 @@ struct kvg_hbm_options {
 	uint64_t budget;             /* bytes */
 	uint64_t segment;            /* bytes: size of all but the last one of a file */
 	uint64_t granularity;
-	bool zeroed; /* new segments hold zeros */
+	uint64_t margin; /* bytes of the device's memory that are left to others; 0: all is ours */
+	bool zeroed;     /* new segments hold zeros */
 	void *arg;
 	/* Asks for MAP back by DEADLINE_MS. */
 	void (*revoke)(void *arg, struct kvg_map *map, int64_t deadline_ms);
@@ -125,6 +127,7 @@ struct kvg_hbm_usage {
 	uint64_t resident;
 	uint64_t maps;
 	uint64_t evicted;
+	uint64_t missing; /* bytes of the budget that others have taken from the device */
 	uint64_t reserve; /* bytes of segments kept so that nobody else takes them */
 };
 
@@ -133,6 +136,8 @@ int kvg_hbm_new(const struct kvg_hbm_options *options, struct kvg_hbm **ret_hbm)
 /* No map may be left. NULL is allowed. Returns NULL. */
 struct kvg_hbm *kvg_hbm_free(struct kvg_hbm *hbm);
 void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage);
+/* The one that matters often: missing. */
+uint64_t kvg_hbm_missing(const struct kvg_hbm *hbm);
 
 /*
  * The entry that has all of KEY's stretch, or will, as the most recently used one now. Else the
@@ -174,7 +179,10 @@ void kvg_hbm_of_ino(struct kvg_hbm *hbm, uint64_t ino,
 /* Calls EACH for all that are not stale. */
 void kvg_hbm_all(struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_entry *entry), void *arg);
 
-/* Revocations whose time is over leave orphans. Returns the time of the next, 0: there is none. */
+/*
+ * Revocations whose time is over leave orphans, and what is missing of the budget is asked for
+ * again now and then. Returns the time of the next revocation, 0: there is none.
+ */
 int64_t kvg_hbm_tick(struct kvg_hbm *hbm, int64_t now_ms);
 
 #endif

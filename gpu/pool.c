@@ -26,13 +26,32 @@ static int clear(struct kvg_pool *pool, struct kvg_segment *segment, uint64_t si
 	return r;
 }
 
+/*
+ * The last bytes of a device are not taken, though the driver would give them: whoever computes
+ * there fails without. Others may have taken what was ours to have.
+ */
+static int check_room(const struct kvg_pool *pool, uint64_t size)
+{
+	uint64_t available;
+	int r;
+
+	if (pool->margin == 0)
+		return 0;
+	r = pool->backend->ops->free_bytes(pool->backend, &available);
+	if (r < 0)
+		return r;
+	return available >= size + pool->margin ? 0 : -ENOMEM;
+}
+
 /* Memory that this process has freed may come back as it was, with another user's bytes in it. */
 static int segment_new(struct kvg_pool *pool, uint64_t size, struct kvg_segment **ret_segment)
 {
 	struct kvg_backend *backend = pool->backend;
 	struct kvg_segment *segment;
-	int r = backend->ops->segment_new(backend, size, &segment);
+	int r = check_room(pool, size);
 
+	if (r == 0)
+		r = backend->ops->segment_new(backend, size, &segment);
 	if (r < 0)
 		return r;
 	if (!pool->zeroed)
@@ -85,6 +104,14 @@ int kvg_pool_take(struct kvg_pool *pool, uint64_t size, struct kvg_segment **ret
 	while (pool->used + pool->spare_bytes + size > pool->budget && !LIST_EMPTY(&pool->spares))
 		spare_drop(pool);
 	return segment_new(pool, size, ret_segment);
+}
+
+uint64_t kvg_pool_missing(const struct kvg_pool *pool)
+{
+	uint64_t left = pool->budget - kv_min_u64(pool->budget, pool->used + pool->spare_bytes);
+
+	/* Less than a spare is never kept. */
+	return left - left % pool->segment;
 }
 
 void kvg_pool_drain(struct kvg_pool *pool)

@@ -32,6 +32,8 @@
 #define MESSAGES_MAX 64u
 /* What a context takes of a real device's memory. */
 #define CONTEXT_BYTES (UINT64_C(600) << 20)
+/* What is left of it to others, who fail when there is nothing. */
+#define MARGIN_BYTES (UINT64_C(64) << 20)
 
 static int watch(const struct kvg_server *server, int fd, void *what)
 {
@@ -282,6 +284,24 @@ static void check_device(struct kvg_server *server)
 	server->status = KVG_EXIT_DEVICE;
 }
 
+/* What was given back to the device, as exported segments are, others may have taken since. */
+static void check_room(struct kvg_server *server)
+{
+	uint64_t missing = kvg_hbm_missing(server->hbm);
+	char text[16];
+
+	if (server->short_said == (missing > 0))
+		return;
+	server->short_said = missing > 0;
+	if (missing > 0)
+		kv_log_warning("gpu",
+			"other processes have taken device memory, files have less than --hbm says "
+			"missing=%s",
+			kv_format_size(missing, text, sizeof(text)));
+	else
+		kv_log_info("gpu", "all of the device memory that --hbm says is there again");
+}
+
 static void tick(struct kvg_server *server)
 {
 	int64_t now_ms = kv_monotonic_ms();
@@ -290,6 +310,7 @@ static void tick(struct kvg_server *server)
 	kvg_source_tick(server->source, now_ms);
 	follow_source(server);
 	(void)kvg_hbm_tick(server->hbm, now_ms);
+	check_room(server);
 	/* Nobody knows any more whether that is what the files hold. */
 	if (server->lost_ms > 0 &&
 		(uint64_t)(now_ms - server->lost_ms) > server->options.unsure_ms) {
@@ -446,18 +467,27 @@ static int start_hbm(struct kvg_server *server, const struct kv_error *error)
 		.budget = server->options.budget,
 		.segment = server->options.segment,
 		.granularity = server->info.granularity,
+		.margin = server->info.reserves ? MARGIN_BYTES : 0,
 		.zeroed = server->info.zeroed,
 		.arg = server,
 		.revoke = kvg_tell_revoke,
 		.gone = kvg_stage_gone,
 	};
-	char text[16];
+	uint64_t available = 0;
+	char text[2][16];
 	int r = kvg_hbm_new(&options, &server->hbm);
 
-	return r < 0 ? kv_fail(error, r,
-			       "cannot take %s of device memory: %s; ask for less (--hbm)",
-			       kv_format_size(options.budget, text, sizeof(text)), strerror(-r))
-		     : 0;
+	if (r == 0)
+		return 0;
+	(void)kv_format_size(options.budget, text[0], sizeof(text[0]));
+	if (r != -ENOMEM || server->backend->ops->free_bytes(server->backend, &available) < 0)
+		return kv_fail(error, r,
+			"cannot take %s of device memory: %s; ask for less (--hbm)", text[0],
+			strerror(-r));
+	return kv_fail(error, r,
+		"cannot take %s of device memory: others have the rest, only %s are free; ask for "
+		"less (--hbm)",
+		text[0], kv_format_size(available, text[1], sizeof(text[1])));
 }
 
 static int start_stager(struct kvg_server *server, const struct kv_error *error)

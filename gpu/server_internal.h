@@ -117,6 +117,7 @@ struct kvg_server {
 	int64_t lost_ms;     /* since when there is no daemon; 0 */
 	int64_t listen_ms;   /* no descriptors for more clients: when to listen again; 0 */
 	int64_t full_ms;     /* when that was said last; 0 */
+	bool short_said;     /* that others have taken device memory */
 	uint64_t connection; /* number of the one to the daemon, or of the next one */
 	bool stop;
 	int status;

@@ -193,6 +193,7 @@ static void put_stat(struct kvg_server *server, struct kvg_message *reply)
 	kvg_hbm_usage(server->hbm, &usage);
 	stat.budget = usage.budget;
 	stat.used = usage.used;
+	stat.missing = usage.missing;
 	stat.orphaned = usage.orphaned;
 	stat.entries = usage.entries;
 	stat.resident = usage.resident;

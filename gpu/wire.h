@@ -119,6 +119,7 @@ struct kvg_hello {
 #define KVG_STATS(X)                                                                               \
 	X(budget, "bytes of device memory that files may take")                                    \
 	X(used, "bytes they take")                                                                 \
+	X(missing, "those of the budget that other processes have taken from the device")          \
 	X(orphaned, "those of them that clients did not give back in time")                        \
 	X(entries, "files there or on their way")                                                  \
 	X(resident, "files there")                                                                 \

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import json
+import os
 import random
 import threading
 
@@ -10,7 +11,7 @@ import gpu
 import pytest
 from data import MIB, blob, get
 from gpu import NOSTAGE
-from gpufixtures import (HOST, SIZE, digest, engine_of, helper, memory, mode,
+from gpufixtures import (FAKE, HOST, SIZE, digest, engine_of, helper, memory, mode,
                          pytest_generate_tests, start, store)  # noqa: F401
 from procs import Child, eventually, run
 from syscalls import fails
@@ -108,6 +109,17 @@ def test_kvgpud__says_what_is_missing(fresh):
     assert done.returncode == 1 and "run `kvfs mount` first" in done.stderr
     assert "kvgpud STORE" in run(gpu.build_folder() / "gpu" / "kvgpud", "--help").stdout
     assert run(gpu.build_folder() / "gpu" / "kvgpud", "--version").stdout.startswith("kvgpud ")
+
+
+@FAKE
+def test_kvgpud__says_what_others_have_left(kv):
+    """On a device of 1 GiB, half of which is taken already."""
+    fake = gpu.build_folder() / "tests" / "gpu" / "fake"
+    done = run(gpu.build_folder() / "gpu" / "kvgpud", kv.store, "--backend", "cuda", "--hbm", "768M",
+               "--socket", kv.home / "s", check=False,
+               env={**os.environ, "LD_LIBRARY_PATH": str(fake), "FAKECU_MEMORY": str(1 << 30)})
+    assert done.returncode == 1 and "cannot take 768.0M of device memory" in done.stderr
+    assert "only 512.0M are free" in done.stderr and "--hbm" in done.stderr
 
 
 @HOST

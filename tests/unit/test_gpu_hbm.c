@@ -15,11 +15,12 @@ static struct kvg_backend_ops ops;
 static struct kvg_backend *backend;
 static struct kvg_hbm *hbm;
 static struct {
-	unsigned live;    /* segments */
-	unsigned fail_at; /* the call of segment_new that fails, 1 for the next */
-	unsigned fails;   /* how many from there on */
-	uint64_t cleared; /* bytes */
-	bool synced;      /* since then */
+	unsigned live;      /* segments */
+	unsigned fail_at;   /* the call of segment_new that fails, 1 for the next */
+	unsigned fails;     /* how many from there on */
+	uint64_t available; /* bytes of the device */
+	uint64_t cleared;   /* bytes */
+	bool synced;        /* since then */
 	unsigned revoked;
 	unsigned gone;
 	uint64_t gone_ino;
@@ -61,6 +62,13 @@ static int counted_sync(struct kvg_backend *b, kvg_stream stream)
 	return kvg_backend_host.stream_sync(b, stream);
 }
 
+static int counted_free_bytes(struct kvg_backend *b, uint64_t *ret_bytes)
+{
+	(void)b;
+	*ret_bytes = seen.available;
+	return 0;
+}
+
 static void on_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms)
 {
 	(void)arg;
@@ -76,6 +84,7 @@ static void on_gone(void *arg, struct kvg_entry *entry)
 }
 
 static bool zeroed = true;
+static uint64_t margin;
 
 static int setup(void **state)
 {
@@ -85,6 +94,7 @@ static int setup(void **state)
 		.budget = BUDGET,
 		.segment = SEGMENT,
 		.granularity = GRANULE,
+		.margin = margin,
 		.zeroed = zeroed,
 		.revoke = on_revoke,
 		.gone = on_gone,
@@ -92,12 +102,14 @@ static int setup(void **state)
 
 	(void)state;
 	memset(&seen, 0, sizeof(seen));
+	seen.available = BUDGET;
 	if (kvg_backend_choose("host", &open, &backend, reasons, sizeof(reasons)) < 0)
 		return -1;
 	ops = kvg_backend_host;
 	ops.segment_new = counted_new;
 	ops.segment_free = counted_free;
 	ops.fill = counted_fill;
+	ops.free_bytes = counted_free_bytes;
 	ops.stream_sync = counted_sync;
 	backend->ops = &ops;
 	options.backend = backend;
@@ -111,6 +123,16 @@ static int setup_used(void **state)
 	zeroed = false;
 	r = setup(state);
 	zeroed = true;
+	return r;
+}
+
+static int setup_shared(void **state)
+{
+	int r;
+
+	margin = GRANULE;
+	r = setup(state);
+	margin = 0;
 	return r;
 }
 
@@ -287,6 +309,47 @@ static void test_hbm__finds_what_covers_a_stretch(void **state)
 	assert_int_equal(kvg_hbm_find(hbm, &(struct kvg_key){1, 1, 7, 32 * MIB, 40 * MIB})->state,
 		KVG_FAILED);
 	kvg_hbm_staged(entries[0]);
+}
+
+/* What others take of the device while it is nobody's is missing, until they have given it back. */
+static void test_hbm__leaves_others_what_they_have_taken(void **state)
+{
+	struct kvg_entry *entry = resident(1, SEGMENT);
+	struct kvg_holder holder = {0};
+	struct kvg_hbm *other = NULL;
+	struct kvg_hbm_options options = {
+		.backend = backend,
+		.budget = BUDGET,
+		.segment = SEGMENT,
+		.granularity = GRANULE,
+		.zeroed = true,
+		.margin = GRANULE,
+	};
+	unsigned live = seen.live;
+	int fd;
+
+	(void)state;
+	assert_int_equal(kvg_hbm_export(entry, 0, &fd), 0);
+	(void)close(fd);
+	seen.available = SEGMENT + GRANULE - 1;
+	kvg_hbm_stale(entry);
+	assert_int_equal(usage()->missing, SEGMENT);
+	assert_int_equal(usage()->used + usage()->reserve, BUDGET - SEGMENT);
+	assert_int_equal(kvg_hbm_new(&options, &other), -ENOMEM);
+	assert_int_equal(seen.live, live - 1);
+	/* What is kept can still be used; more is refused, though the budget would allow it. */
+	entry = resident(2, BUDGET - SEGMENT);
+	assert_int_equal(kvg_hbm_map(entry, &holder, false, &seen.maps[0]), 0);
+	assert_int_equal(try_admit(3, SEGMENT, 0), -ENOSPC);
+	(void)kvg_hbm_tick(hbm, 1);
+	seen.available = SEGMENT + GRANULE;
+	(void)kvg_hbm_tick(hbm, KVG_REFILL_MS);
+	assert_int_equal(kvg_hbm_missing(hbm), SEGMENT);
+	(void)kvg_hbm_tick(hbm, KVG_REFILL_MS + 1);
+	assert_int_equal(kvg_hbm_missing(hbm), 0);
+	seen.available = 0;
+	resident(3, SEGMENT);
+	kvg_hbm_unmap(seen.maps[0]);
 }
 
 /* An error of the device's: what is idle makes way, three times at most, then ENOSPC. */
@@ -629,6 +692,8 @@ int main(void)
 		TEST(evicts_the_least_recently_used),
 		TEST(keeps_users_and_versions_apart),
 		TEST(finds_what_covers_a_stretch),
+		cmocka_unit_test_setup_teardown(
+			test_hbm__leaves_others_what_they_have_taken, setup_shared, teardown),
 		TEST(evicts_when_the_device_is_short),
 		TEST(survives_any_failed_allocation),
 		TEST(waits_longer_after_each_failure),
