@@ -4,6 +4,7 @@
  * accounting, hold-back of writers.
  */
 #include "fs/core_internal.h"
+#include "fs/wait.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@ bool kv_cond_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, unsigned ms)
 {
 	struct timespec until;
 
+	kv_wait_begins();
 	(void)clock_gettime(CLOCK_MONOTONIC, &until);
 	until.tv_sec += ms / 1000;
 	until.tv_nsec += (long)(ms % 1000) * 1000000;

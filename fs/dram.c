@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "fs/dram_internal.h"
+#include "fs/wait.h"
 
 #define HUGE_PAGE_SIZE (UINT64_C(2) << 20)
 #define SLACK_MIN (UINT64_C(64) << 20)
@@ -276,6 +277,7 @@ static void wait_given_back(struct kv_dram *dram, int64_t deadline_ms)
 	time.tv_sec = until / 1000;
 	time.tv_nsec = until % 1000 * 1000000;
 	dram->waiters++;
+	kv_wait_begins();
 	(void)pthread_cond_timedwait(&dram->given_back, &dram->lock, &time);
 	dram->waiters--;
 }

@@ -11,6 +11,7 @@
 
 #include "fs/device.h"
 #include "fs/device_internal.h"
+#include "fs/wait.h"
 
 /* A transfer that makes no progress that many times in a row fails. */
 #define RETRIES_MAX 64u
@@ -250,6 +251,8 @@ static void step(struct kv_ring *ring, bool wait)
 
 	if (ring->free_count + ring->again_count == ring->depth)
 		return; /* nothing is under way: all that was submitted failed at once */
+	if (wait)
+		kv_wait_begins();
 	n = ring->ops->reap(ring->ops->context, ring->queue, wait, completions, REAP_BATCH);
 	/*
 	 * Only misuse of the queue ends here. Going on would leave transfers in flight into memory

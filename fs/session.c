@@ -19,15 +19,12 @@
 #include "fs/send.h"
 #include "fs/supervise.h"
 #include "fs/takeover.h"
+#include "fs/workers.h"
 
 /* Bytes one request carries: a chunk. More would need fs.fuse.max_pages_limit above its default. */
 #define REQUEST_SIZE KV_CHUNK_SIZE
-/*
- * Workers block while a cold file is filled or write-back is behind, so there may be many;
- * libfuse starts them on demand and keeps a few.
- */
+/* Workers block while a cold file is filled or write-back is behind, so there may be many. */
 #define WORKERS_MAX 256u
-#define WORKERS_IDLE 16u
 #define BACKGROUND_MAX 64u
 /* FUSE 7.44, Linux 6.16: names that the kernel knows can be taken back all at once. */
 #define RESTART_MINOR 44u
@@ -297,24 +294,45 @@ static void *next_main(void *arg)
 	_exit(KV_SUPERVISE_NEXT);
 }
 
+static int receive_request(void *arg, void **memory)
+{
+	struct fuse_buf buffer = {.mem = *memory};
+	int r = fuse_session_receive_buf(arg, &buffer);
+
+	*memory = buffer.mem;
+	return r;
+}
+
+static void handle_request(void *arg, void *memory, size_t size)
+{
+	const struct fuse_buf buffer = {.mem = memory, .size = size};
+
+	fuse_session_process_buf(arg, &buffer);
+}
+
+static bool has_ended(void *arg)
+{
+	return fuse_session_exited(arg);
+}
+
 int kv_session_loop(struct kv_daemon *daemon)
 {
-	struct fuse_loop_config *config = fuse_loop_cfg_create();
+	const struct kv_workers_source source = {
+		.fd = fuse_session_fd(daemon->session),
+		.receive = receive_request,
+		.handle = handle_request,
+		.has_ended = has_ended,
+		.arg = daemon->session,
+		.threads_max = WORKERS_MAX,
+	};
 	int r;
 
-	if (!config)
-		return -ENOMEM;
 	if (daemon->takeover)
 		daemon->has_next_thread =
 			pthread_create(&daemon->next_thread, NULL, next_main, daemon) == 0;
-	/* A request that was read through a clone dies with it. */
-	fuse_loop_cfg_set_clone_fd(config, daemon->takeover ? 0 : 1);
-	fuse_loop_cfg_set_max_threads(config, WORKERS_MAX);
-	fuse_loop_cfg_set_idle_threads(config, WORKERS_IDLE);
-	r = fuse_session_loop_mt(daemon->session, config);
-	fuse_loop_cfg_destroy(config);
-	/* A positive result is the signal that ended the loop: an orderly stop. */
-	return r < 0 ? r : 0;
+	r = kv_workers_run(&source);
+	fuse_session_reset(daemon->session);
+	return r;
 }
 
 void kv_session_stop(struct kv_daemon *daemon)

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "fs/crash.h"
+#include "fs/wait.h"
 #include "index/index_internal.h"
 
 #define RETRY_NS INT64_C(1000000000)
@@ -341,6 +342,7 @@ int kv_commit_admit(struct kv_index *index)
 	while ((r = atomic_load_explicit(&index->commit_error, memory_order_acquire)) == 0 &&
 		commit_is_full(index)) {
 		commit_hurry(index);
+		kv_wait_begins();
 		(void)pthread_cond_wait(&index->commit_done, &index->commit_lock);
 	}
 	(void)pthread_mutex_unlock(&index->commit_lock);
@@ -378,6 +380,7 @@ int kv_index_wait(struct kv_index *index, uint64_t sequence)
 			break;
 		r = 0;
 		commit_hurry(index);
+		kv_wait_begins();
 		(void)pthread_cond_wait(&index->commit_done, &index->commit_lock);
 	}
 	(void)pthread_mutex_unlock(&index->commit_lock);
