@@ -400,6 +400,7 @@ struct kv_core {
 		pthread_cond_t cond;
 		pthread_cond_t idle;
 		struct kv_orphan_queue queue;
+		unsigned drains; /* who wait on idle */
 		bool working;
 		bool stop;
 	} reaper;

@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 
 #define ORPHANS_AT_ONCE 256u
+/* How long the first orphan waits for more of them. */
+#define COMPANY_MS 10u
 
 static void push(struct kv_core *core, const struct kv_orphan *what)
 {
@@ -22,8 +24,10 @@ static void push(struct kv_core *core, const struct kv_orphan *what)
 	}
 	*orphan = *what;
 	KV_LOCKED(&core->reaper.lock);
+	/* With others in the queue the reaper is at work, or waits for company. */
+	if (STAILQ_EMPTY(&core->reaper.queue))
+		(void)pthread_cond_signal(&core->reaper.cond);
 	STAILQ_INSERT_TAIL(&core->reaper.queue, orphan, entry);
-	(void)pthread_cond_signal(&core->reaper.cond);
 }
 
 void kv_reap_push(struct kv_core *core, uint64_t ino)
@@ -179,6 +183,22 @@ static void reap_leftovers(struct kv_core *core)
 	}
 }
 
+/*
+ * The reaper's lock is held. Who removes many files does so one by one: to be woken for each would
+ * cost more than to free it.
+ */
+static void wait_for_orphans(struct kv_core *core)
+{
+	core->reaper.working = false;
+	if (!STAILQ_EMPTY(&core->reaper.queue))
+		return;
+	(void)pthread_cond_broadcast(&core->reaper.idle);
+	while (STAILQ_EMPTY(&core->reaper.queue) && !core->reaper.stop)
+		(void)pthread_cond_wait(&core->reaper.cond, &core->reaper.lock);
+	if (!core->reaper.stop && core->reaper.drains == 0)
+		(void)kv_cond_wait_ms(&core->reaper.cond, &core->reaper.lock, COMPANY_MS);
+}
+
 static void *reap_main(void *arg)
 {
 	struct kv_core *core = arg;
@@ -189,11 +209,7 @@ static void *reap_main(void *arg)
 		struct kv_orphan *orphan;
 		{
 			KV_LOCKED(&core->reaper.lock);
-			core->reaper.working = false;
-			if (STAILQ_EMPTY(&core->reaper.queue))
-				(void)pthread_cond_broadcast(&core->reaper.idle);
-			while (STAILQ_EMPTY(&core->reaper.queue) && !core->reaper.stop)
-				(void)pthread_cond_wait(&core->reaper.cond, &core->reaper.lock);
+			wait_for_orphans(core);
 			orphan = STAILQ_FIRST(&core->reaper.queue);
 			if (!orphan)
 				return NULL;
@@ -216,15 +232,15 @@ static void *reap_main(void *arg)
 
 void kv_reap_drain(struct kv_core *core, unsigned ms)
 {
-	int64_t until = kv_monotonic_ms() + ms;
+	int64_t left, until = kv_monotonic_ms() + ms;
 	KV_LOCKED(&core->reaper.lock);
 
-	while (core->reaper.working || !STAILQ_EMPTY(&core->reaper.queue)) {
-		int64_t left = until - kv_monotonic_ms();
-		if (left <= 0)
-			return;
+	core->reaper.drains++;
+	(void)pthread_cond_signal(&core->reaper.cond);
+	while ((core->reaper.working || !STAILQ_EMPTY(&core->reaper.queue)) &&
+		(left = until - kv_monotonic_ms()) > 0)
 		(void)kv_cond_wait_ms(&core->reaper.idle, &core->reaper.lock, (unsigned)left);
-	}
+	core->reaper.drains--;
 }
 
 int kv_reap_start(struct kv_core *core)

@@ -48,7 +48,7 @@ struct kv_index_store {
 
 struct kv_index_options {
 	uint64_t map_size_bytes;  /* 0: 64 GiB of address space */
-	uint32_t commit_delay_ms; /* group commit waits that long for company; 0: 5 */
+	uint32_t commit_delay_ms; /* group commit waits that long for company; 0: 50 */
 	uint64_t quota_blocks;    /* 0: all devices */
 };
 
