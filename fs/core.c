@@ -254,7 +254,6 @@ static void core_init_locks(struct kv_core *core)
 {
 	for (unsigned i = 0; i < KV_SHARDS; i++) {
 		(void)pthread_mutex_init(&core->shards[i].lock, NULL);
-		RB_INIT(&core->shards[i].files);
 	}
 	for (unsigned i = 0; i < KV_PARKS; i++) {
 		(void)pthread_mutex_init(&core->parks[i].lock, NULL);

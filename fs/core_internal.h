@@ -54,6 +54,7 @@
 #include "fs/core.h"
 #include "fs/device.h"
 #include "fs/log.h"
+#include "fs/table.h"
 #include "fs/watch_internal.h"
 #include "index/index.h"
 #include "index/space.h"
@@ -247,7 +248,7 @@ struct kv_version {
 TAILQ_HEAD(kv_version_queue, kv_version);
 
 struct kv_file {
-	RB_ENTRY(kv_file) entry;
+	struct kv_link link; /* in its shard; first */
 	struct kv_core *core;
 	uint64_t ino;
 	pthread_mutex_t lock; /* the FUSE side's */
@@ -270,11 +271,10 @@ struct kv_file {
 	bool reap_queued;
 	bool reaped;
 };
-RB_HEAD(kv_file_tree, kv_file);
 
 struct kv_shard {
 	pthread_mutex_t lock;
-	struct kv_file_tree files;
+	struct kv_table files;
 };
 
 /* Where threads sleep that wait for a change of a version or file; hashed by its address. */

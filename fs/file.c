@@ -6,17 +6,8 @@
 
 #include <sys/stat.h>
 
-#include "fs/tree.h"
-
 #define SECOND_NS INT64_C(1000000000)
 #define DAY_NS (24 * 3600 * SECOND_NS)
-
-static int file_compare(const struct kv_file *a, const struct kv_file *b)
-{
-	return a->ino < b->ino ? -1 : a->ino > b->ino;
-}
-
-KV_TREE_GENERATE(kv_file_tree, kv_file, entry, file_compare)
 
 struct kv_shard *kv_shard_of(struct kv_core *core, uint64_t ino)
 {
@@ -25,9 +16,7 @@ struct kv_shard *kv_shard_of(struct kv_core *core, uint64_t ino)
 
 static struct kv_file *file_lookup_locked(struct kv_shard *shard, uint64_t ino)
 {
-	struct kv_file key = {.ino = ino};
-
-	return RB_FIND(kv_file_tree, &shard->files, &key);
+	return (struct kv_file *)kv_table_find(&shard->files, ino);
 }
 
 struct kv_file *kv_file_find(struct kv_core *core, uint64_t ino)
@@ -49,13 +38,14 @@ int kv_file_get(struct kv_core *core, uint64_t ino, struct kv_file **ret_file)
 
 	if (!file) {
 		file = calloc(1, sizeof(*file));
-		if (!file)
+		if (!file || kv_table_add(&shard->files, &file->link, ino) < 0) {
+			free(file);
 			return -ENOMEM;
+		}
 		file->core = core;
 		file->ino = ino;
 		(void)pthread_mutex_init(&file->lock, NULL);
 		TAILQ_INIT(&file->versions);
-		RB_INSERT(kv_file_tree, &shard->files, file);
 		atomic_fetch_add(&core->files, 1);
 	}
 	file->refs++;
@@ -75,7 +65,7 @@ bool kv_file_unref_locked(struct kv_file *file)
 	if (--file->refs > 0)
 		return false;
 	assert(!file->current && TAILQ_EMPTY(&file->versions));
-	RB_REMOVE(kv_file_tree, &kv_shard_of(file->core, file->ino)->files, file);
+	kv_table_remove(&kv_shard_of(file->core, file->ino)->files, &file->link);
 	return true;
 }
 
@@ -363,25 +353,38 @@ void kv_file_release(struct kv_file *file, struct kv_version *version, struct kv
 	kv_space_release(file->core->space, freed);
 }
 
+/* All threads are gone: only this one changes the table. Returns how many stay. */
+static unsigned free_bucket(struct kv_link *link)
+{
+	struct kv_link *next;
+	unsigned left = 0;
+
+	for (; link; link = next) {
+		struct kv_file *file = (struct kv_file *)link;
+		struct kv_version *version = file->current;
+
+		file->refs++;
+		file->current = NULL;
+		kv_version_unref(version);
+		next = link->next;
+		if (file->refs > 1)
+			left++;
+		kv_file_put(file);
+	}
+	return left;
+}
+
 unsigned kv_files_free(struct kv_core *core)
 {
 	unsigned left = 0;
 
 	for (unsigned i = 0; i < KV_SHARDS; i++) {
-		struct kv_file *file, *next;
-		struct kv_shard *shard = &core->shards[i];
+		struct kv_table *files = &core->shards[i].files;
 
-		/* All threads are gone: only this one changes the table. */
-		for (file = RB_MIN(kv_file_tree, &shard->files); file; file = next) {
-			file->refs++;
-			struct kv_version *version = file->current;
-			file->current = NULL;
-			kv_version_unref(version);
-			next = RB_NEXT(kv_file_tree, &shard->files, file);
-			if (file->refs > 1)
-				left++;
-			kv_file_put(file);
-		}
+		for (size_t bucket = 0; bucket < files->used; bucket++)
+			left += free_bucket(files->buckets[bucket]);
+		if (files->count == 0)
+			kv_table_done(files);
 	}
 	return left;
 }
