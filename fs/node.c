@@ -455,6 +455,29 @@ static void note_version(struct kv_daemon *daemon, struct kv_node *node)
 	kv_takeover_set_version(daemon->takeover, node->id, attr.number);
 }
 
+/*
+ * A writing node becomes the published node of FILE, for it shows the current version, and nothing
+ * can change it any more. Not where the kernel may keep pages of it: they are of its writer's time.
+ */
+static struct kv_node *settle_writer(struct kv_daemon *daemon, struct kv_file *file)
+{
+	struct kv_node *node = file_nodes(file);
+
+	while (node && (node->kind != KV_NODE_WRITING || node->active || node->borrowed ||
+			       node->opens > 0 || node->lost || node->mapped || !node->version ||
+			       !kv_file_is_current(file, node->version)))
+		node = node->sibling;
+	/* The next daemon knows what kind of node an id is of. */
+	if (!node || daemon->takeover)
+		return NULL;
+	kv_draft_done(node->draft);
+	free(node->draft);
+	node->draft = NULL;
+	node->user = kv_user_unref(node->user);
+	node->kind = KV_NODE_PUBLISHED;
+	return node;
+}
+
 /* The node of FILE's current version, made if the one that is there shows an older one. */
 static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct kv_node **ret_node)
 {
@@ -466,6 +489,11 @@ static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct
 		*ret_node = node;
 		return 0;
 	}
+	*ret_node = settle_writer(daemon, file);
+	if (*ret_node && node)
+		node->retired = true;
+	if (*ret_node)
+		return 0;
 	r = kv_file_current(file, &version);
 	if (r < 0)
 		return r;

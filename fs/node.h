@@ -15,8 +15,9 @@
  *
  * A published node belongs to one version for ever. When a newer one is published, LOOKUP makes a
  *new node, and the old one stays until the kernel forgets it. A writing node is found by LOOKUP
- *only for the process it belongs to; when its version is published, it is found by nobody, but its
- *open handles live on.
+ * only for the process it belongs to; when its version is published, it is found by nobody as long
+ * as it has open handles, which live on. Behind them it becomes the published node, if there is no
+ * other: the kernel's entry from the time of the CREATE then stays right.
  *
  * Lifetime: a node lives while the kernel's lookup count is above 0 (or while it is a
  * writing node that waits for its process to come back after ESTALE, for at most
@@ -68,9 +69,9 @@ struct kv_node {
 	struct kv_node *sibling;  /* next node of the same file */
 	uint64_t id;
 	uint64_t ino;
-	enum kv_node_kind kind;
-	uint64_t lookups;     /* the kernel's references */
-	struct kv_file *file; /* regular files; a reference */
+	_Atomic enum kv_node_kind kind; /* WRITING may become PUBLISHED, lock held, not open */
+	uint64_t lookups;               /* the kernel's references */
+	struct kv_file *file;           /* regular files; a reference */
 	struct kv_version
 		*version; /* regular files; a reference. NULL: writing node without a first write */
 	bool orphan;      /* without a name, and kept from being reaped until it is forgotten */
@@ -82,7 +83,8 @@ struct kv_node {
 	bool wrote;    /* writing node: data arrived since the last publish */
 	bool closed;   /* writing node: WRITER has closed a descriptor, and may end unseen */
 	bool borrowed; /* writing node: version is the file's published one, not its own */
-	int lost;      /* writing node: its version was dropped; what changes it gets this error */
+	_Atomic bool mapped; /* writing node: the kernel may keep pages of it */
+	int lost; /* writing node: its version was dropped; what changes it gets this error */
 	struct kv_user *user;         /* writing node: whose limits hold, a reference; or NULL */
 	struct kv_draft *draft;       /* writing node: about its unpublished content */
 	pid_t writer;                 /* writing node: process (tgid) */

@@ -90,7 +90,9 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 	int r = 0;
 
 	(void)daemon;
-	assert(node->kind == KV_NODE_WRITING);
+	/* It has become the published one since the caller looked. */
+	if (node->kind != KV_NODE_WRITING)
+		return -EREMCHG;
 	/* The process came back. Not at its LOOKUP: the kernel may do that twice, with a FORGET
 	 * between. */
 	node->pending_since_ns = 0;

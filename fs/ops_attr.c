@@ -37,6 +37,7 @@ static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size, bool by
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	pid_t pid = fuse_req_ctx(req)->pid;
+	int r;
 
 	if (node->kind == KV_NODE_DIRECTORY)
 		return -EISDIR;
@@ -45,8 +46,12 @@ static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size, bool by
 	if (node->kind == KV_NODE_PUBLISHED || (!by_handle && !kv_node_is_own(node, pid)))
 		return kv_node_prepare_writer(daemon, node, pid);
 	(void)kv_retry_take(daemon->retries, pid, kv_core_now_ns(daemon->core));
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-	return kv_node_set_size(daemon, node, pid, size);
+	{
+		KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+		r = kv_node_set_size(daemon, node, pid, size);
+	}
+	return r == -EREMCHG ? kv_node_prepare_writer(daemon, node, pid) : r;
 }
 
 static int64_t to_ns(struct timespec ts)

@@ -111,6 +111,9 @@ static void op_read(
 	struct kv_version *version = version_to_read(kv_daemon_of(req), kv_handle_of(fi));
 
 	(void)id;
+	/* It may be for a mapping, which keeps what it gets. */
+	if (!kv_handle_of(fi)->version)
+		kv_handle_of(fi)->node->mapped = true;
 	/* The kernel sends the flags as they are now, after F_SETFL. What the owner of a pool reads
 	 * by O_DIRECT does not come into DRAM for that. */
 	bool direct = fi->flags & O_DIRECT && !kv_handle_of(fi)->version;
@@ -170,7 +173,9 @@ static void op_write(fuse_req_t req, fuse_ino_t id, const char *data, size_t siz
 		return;
 	}
 	/* Pages of a mapping are not written by a caller. */
-	if (!fi->writepage)
+	if (fi->writepage)
+		node->mapped = true;
+	else
 		kv_drop_set_id(req, node);
 	kv_stat_add(&daemon->stats.fuse_write, 1);
 	kv_stat_add(&daemon->stats.fuse_write_bytes, size);

@@ -161,13 +161,29 @@ static void open_for_writing(fuse_req_t req, struct kv_node *node, struct fuse_f
 	}
 	if (r < 0) {
 		handle_drop(handle);
-		kv_reply_error(req, r);
+		kv_reply_error(req,
+			r == -EREMCHG ? kv_node_prepare_writer(daemon, node, fuse_req_ctx(req)->pid)
+				      : r);
 		return;
 	}
 	if (fi->flags & O_TRUNC)
 		kv_drop_set_id(req, node);
 	direct_open(fi);
 	reply_open(req, handle, fi);
+}
+
+/*
+ * Counts an open of NODE for reading. False: it was a writing node, and is the published one since
+ * the caller looked.
+ */
+static bool open_writing(struct kv_daemon *daemon, struct kv_node *node)
+{
+	KV_LOCKED(kv_node_lock(daemon, node->ino));
+
+	if (node->kind != KV_NODE_WRITING)
+		return false;
+	kv_node_opened(node, false);
+	return true;
 }
 
 /* A handle of the writing node's own process: it sees what it writes. */
@@ -181,10 +197,10 @@ static void open_own(fuse_req_t req, struct kv_node *node, struct fuse_file_info
 		kv_reply_error(req, r);
 		return;
 	}
-	{
-		KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-		kv_node_opened(node, false);
+	if (!open_writing(daemon, node)) {
+		handle_drop(handle);
+		open_published(req, node, fi);
+		return;
 	}
 	direct_open(fi);
 	reply_open(req, handle, fi);
@@ -211,10 +227,12 @@ static void open_published_elsewhere(
 		kv_reply_error(req, r);
 		return;
 	}
-	{
-		KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-		kv_node_opened(node, false);
+	if (!open_writing(daemon, node)) {
+		kv_version_close(handle->version);
+		kv_version_unref(handle->version);
+		handle_drop(handle);
+		open_published(req, node, fi);
+		return;
 	}
 	direct_open(fi);
 	reply_open(req, handle, fi);

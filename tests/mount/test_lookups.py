@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storms of look-ups: what the kernel may remember, and that it forgets in time; the batch look-up."""
 import errno
+import mmap
 import os
 import random
 import shutil
@@ -55,6 +56,35 @@ def test_present_names_are_asked_for_once(kv):
         assert all(in_child(exist, paths))
 
     assert second_pass_is_free(kv, look)
+
+
+def test_written_names_are_asked_for_once(kv):
+    """
+    Behind its writer's close a file keeps the node it was made with: one request finds its name.
+
+    The last ones may still be open as far as the daemon has heard.
+    """
+    paths = storm(kv.dir, 200)
+    for path in paths:
+        put(path, b"x")
+    before = kv.counter("fuse_lookup")
+    for path in paths:
+        os.unlink(path)
+    assert kv.counter("fuse_lookup") - before < 1.5 * len(paths)
+
+
+def test_file_that_was_read_by_its_writer_is_read_anew(kv):
+    """What the kernel has kept for a mapping of the writer's is not what readers see later."""
+    path = f"{kv.dir}/file"
+    with open(path, "w+b", buffering=0) as f:
+        f.write(b"a" * 8192)
+        with mmap.mmap(f.fileno(), 8192) as pages:
+            assert pages[:2] == b"aa"
+            os.pwrite(f.fileno(), b"b" * 4096, 0)
+            pages[4096:] = b"c" * 4096
+    assert os.stat(path).st_size == 8192
+    assert get(path) == b"b" * 4096 + b"c" * 4096
+    assert in_child(get, path) == b"b" * 4096 + b"c" * 4096
 
 
 def second_pass_is_free(kv, look):
