@@ -281,7 +281,8 @@ static int publish_to_index(
 		r = kv_index_publish(core->index, version->file->ino, &record, &inode, ret_freed);
 		if ((r != -EIO && r != -ENOSPC) || atomic_load(&core->stopping))
 			break;
-		(void)usleep(INDEX_RETRY_MS * 1000);
+		if (r == -EIO || !kv_index_is_short(core->index) || !kv_core_index_room(core))
+			(void)usleep(INDEX_RETRY_MS * 1000);
 	}
 	if (r < 0)
 		return r;

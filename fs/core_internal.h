@@ -424,6 +424,8 @@ int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms);
 void kv_core_uncharge(struct kv_core *core, uint64_t bytes);
 /* For pages that are there already. -EAGAIN if the budget is smaller. Never waits. */
 int kv_core_charge_found(struct kv_core *core, uint64_t bytes);
+/* Evicts files until the index is not short of room any more, or 256. False: nothing was gained. */
+bool kv_core_index_room(struct kv_core *core);
 /* Promises blocks of the store; evicts and waits when it is full: also, as long as leases run, for
  * their end. */
 int kv_core_reserve(struct kv_core *core, uint64_t blocks);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making names, also when the index has no room to grow: then files are evicted for that. */
+/* Room for the index to grow: where it has none, files are evicted for that. */
 #include "fs/core_internal.h"
 
 /* Files that go before the index is asked again. */
@@ -12,8 +12,7 @@ static bool has_evicted(struct kv_core *core, const struct kv_eviction *eviction
 	return eviction->evicted >= FILES_AT_ONCE || !kv_index_is_short(core->index);
 }
 
-/* False: nothing was gained. */
-static bool make_room(struct kv_core *core)
+bool kv_core_index_room(struct kv_core *core)
 {
 	struct kv_eviction eviction = {.domain = KV_DOMAIN_ANY, .enough = has_evicted};
 	KV_LOCKED(&core->index_room_lock);
@@ -32,8 +31,8 @@ int kv_core_make(struct kv_core *core, const struct kv_make *make, struct kv_ino
 {
 	int r = kv_index_make(core->index, make, ret_inode);
 
-	for (unsigned i = 0;
-		i < ROUNDS_MAX && r == -ENOSPC && kv_index_is_short(core->index) && make_room(core);
+	for (unsigned i = 0; i < ROUNDS_MAX && r == -ENOSPC && kv_index_is_short(core->index) &&
+			     kv_core_index_room(core);
 		i++)
 		r = kv_index_make(core->index, make, ret_inode);
 	return r;

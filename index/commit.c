@@ -319,7 +319,7 @@ void kv_commit_stop(struct kv_index *index)
 
 /* ---- Those who use it ---- */
 
-static bool commit_is_full(struct kv_index *index)
+bool kv_commit_is_full(struct kv_index *index)
 {
 	return atomic_load_explicit(&index->pending_weight, memory_order_relaxed) >
 		       atomic_load_explicit(&index->pending_max, memory_order_relaxed) ||
@@ -336,11 +336,11 @@ int kv_commit_admit(struct kv_index *index)
 {
 	int r = atomic_load_explicit(&index->commit_error, memory_order_acquire);
 
-	if (r < 0 || !commit_is_full(index))
+	if (r < 0 || !kv_commit_is_full(index))
 		return r;
 	(void)pthread_mutex_lock(&index->commit_lock);
 	while ((r = atomic_load_explicit(&index->commit_error, memory_order_acquire)) == 0 &&
-		commit_is_full(index)) {
+		kv_commit_is_full(index)) {
 		commit_hurry(index);
 		kv_wait_begins();
 		(void)pthread_cond_wait(&index->commit_done, &index->commit_lock);

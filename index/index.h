@@ -312,8 +312,9 @@ int kv_index_map(struct kv_index *index, uint64_t ino, uint32_t first, uint32_t 
 
 /*
  * Frees an orphan that nothing uses any more: records, attributes, space. Works off at most
- * KV_REAP_CHUNKS chunks a call, so that the lock is never held long: returns 1 while some are left,
- * 0 when the inode is gone, -ENOENT if there is no such orphan, -EBUSY if it has names.
+ * KV_REAP_CHUNKS extents a call, and fewer where room is short, so that the lock is never held
+ * long: returns 1 while some are left, 0 when the inode is gone, -ENOENT if there is no such
+ * orphan, -EBUSY if it has names.
  */
 #define KV_REAP_CHUNKS 4096u
 int kv_index_reap(struct kv_index *index, uint64_t ino, struct kv_freed *ret_freed);

@@ -432,6 +432,10 @@ int kv_view_next_chunk(struct kv_view *view, const struct kv_index_node *node,
 
 /* After a commit, by its thread: keeps the reserve, and learns whether the index may grow. */
 void kv_reserve_update(struct kv_index *index);
+/* Of a name that goes or moves: entry, link, inode, orphan, and two of the order of use. */
+#define KV_RECORDS_A_NAME 6u
+/* How many of at most MOST steps, of so many RECORDS each, one operation may take. At least 1. */
+unsigned kv_reserve_steps(const struct kv_index *index, unsigned most, unsigned records);
 
 /* ---- env.c ---- */
 
@@ -452,6 +456,8 @@ int kv_commit_start(struct kv_index *index);
 void kv_commit_stop(struct kv_index *index);
 /* Waits while too much is pending; the error of commits while they fail. */
 int kv_commit_admit(struct kv_index *index);
+/* Too much is pending. */
+bool kv_commit_is_full(struct kv_index *index);
 /* An operation was applied. */
 void kv_commit_notify(struct kv_index *index);
 /* Fails the next COUNT commits with ERROR. For tests. */

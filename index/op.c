@@ -5,15 +5,21 @@
  */
 #include "index/index_internal.h"
 
+/* A batch is above its bound by one operation at most, however many wait to begin. */
 int kv_op_begin(struct kv_op *op, struct kv_index *index)
 {
-	int r = kv_commit_admit(index);
+	for (;;) {
+		int r = kv_commit_admit(index);
 
-	if (r < 0)
-		return r;
+		if (r < 0)
+			return r;
+		(void)pthread_rwlock_wrlock(&index->lock);
+		if (!kv_commit_is_full(index))
+			break;
+		(void)pthread_rwlock_unlock(&index->lock);
+	}
 	*op = (struct kv_op){.index = index};
 	kv_overlay_init(&op->layer);
-	(void)pthread_rwlock_wrlock(&index->lock);
 	kv_view_init(&op->view, index, &op->layer);
 	return 0;
 }

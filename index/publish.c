@@ -11,6 +11,7 @@ struct publish {
 	uint64_t limit; /* chunks that the new size has */
 	size_t next;    /* first listed chunk that has not been written to the map */
 	struct kv_drops drops;
+	int64_t grown; /* extents more than before */
 	/* The segment that is being made. */
 	uint8_t *map;
 	size_t map_size;
@@ -104,6 +105,7 @@ static int map_add(struct publish *publish, const struct kv_chunk *chunk)
 {
 	if (chunk->extent_count == 0)
 		return 0; /* a hole */
+	publish->grown += chunk->extent_count;
 	if (map_make_room(publish, kv_chunk_record_size(chunk->extent_count)) < 0)
 		return -ENOMEM;
 	publish->map_size += kv_chunk_encode(chunk, publish->map + publish->map_size);
@@ -139,6 +141,8 @@ static int publish_chunk(
 {
 	int r = 0;
 
+	if (old)
+		publish->grown -= old->extent_count;
 	if (!listed) {
 		bool stays = !publish->content->replace && old->number < publish->limit;
 
@@ -402,6 +406,10 @@ static int publish_inode(struct publish *publish, uint64_t ino)
 		r = publish_space(publish, KV_CHUNK_FRESH);
 	if (r == 0)
 		r = publish_map(publish);
+	/* The reserve is for removals: who publishes makes room by these. */
+	if (r == 0 && kv_index_is_short(op->index) &&
+		(kv_index_node_is_held(node) || publish->grown > 0))
+		r = -ENOSPC;
 	if (r == 0)
 		r = kv_op_drop_extents(op, &publish->drops);
 	if (r == 0 && kv_index_node_is_held(node))

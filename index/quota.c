@@ -222,8 +222,9 @@ static int step_up(struct step *step)
 static int step_some(struct step *step)
 {
 	struct kv_quota_walk *walk = step->walk;
+	unsigned most = kv_reserve_steps(step->op->index, KV_QUOTA_STEP, KV_RECORDS_A_NAME);
 
-	for (unsigned i = 0; i < KV_QUOTA_STEP; i++) {
+	for (unsigned i = 0; i < most; i++) {
 		struct kv_key key = kv_key_pair(KV_TABLE_DIRENT, walk->ino, walk->cookie + 1);
 		struct kv_value value;
 		int r = kv_view_seek(&step->op->view, KV_KEY_SINGLE_SIZE, &key, &value);

@@ -8,7 +8,8 @@ struct reap {
 	struct kv_op *op;
 	struct kv_index_node node;
 	struct kv_drops drops;
-	uint32_t chunks; /* worked off */
+	uint32_t work; /* extents done */
+	uint32_t most; /* of that */
 };
 
 static int reap_segment(struct reap *reap, uint64_t number)
@@ -24,7 +25,7 @@ static int reap_segment(struct reap *reap, uint64_t number)
 			r = kv_drops_add(&reap->drops, &chunk);
 		if (r < 0)
 			return r;
-		reap->chunks++;
+		reap->work += chunk.extent_count;
 		r = 1;
 	}
 	return r;
@@ -44,7 +45,7 @@ static int reap_map(struct reap *reap)
 	while ((r = kv_view_next_segment(&reap->op->view, &reap->node, &number)) == 1) {
 		struct kv_key key = kv_key_pair(KV_TABLE_MAP, reap->node.inode.ino, number);
 
-		if (reap->chunks + KV_SEGMENT_CHUNKS > KV_REAP_CHUNKS)
+		if (reap->work > 0 && reap->work + KV_SEGMENT_CHUNKS > reap->most)
 			return 1;
 		r = reap_segment(reap, number++);
 		if (r == 0)
@@ -99,6 +100,8 @@ int kv_index_reap(struct kv_index *index, uint64_t ino, struct kv_freed *ret_fre
 
 	if (r < 0)
 		return r;
+	/* A segment may have but one, and one that is shared has a record of its own. */
+	reap.most = kv_reserve_steps(index, KV_REAP_CHUNKS, 2);
 	r = kv_op_end(&op, reap_inode(&reap, ino));
 	return kv_drops_finish(&reap.drops, &op, r, ret_freed);
 }

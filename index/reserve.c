@@ -18,7 +18,11 @@
 /* With so much left no batch can get near the reserve: each of KV_PENDING_MAX records may copy a
  * page, in the batch that is written and in the one behind it. */
 #define PLENTY (UINT64_C(2) << 30)
-/* Else a record may take so many pages of the reserve. */
+/*
+ * Else a record may take so many pages of the reserve, for two batches: what the first one frees
+ * can be used by the third. Of its own it takes a leaf and, where that splits or joins another, one
+ * more and its parent; the pages above are few, and shared.
+ */
 #define PAGES_A_RECORD 8u
 
 struct room {
@@ -133,6 +137,13 @@ void kv_reserve_update(struct kv_index *index)
 		set_short(index, false);
 	else
 		set_short(index, left / 2 + free_in_file(index, room.page_size) < room.reserve);
+}
+
+unsigned kv_reserve_steps(const struct kv_index *index, unsigned most, unsigned records)
+{
+	uint64_t max = atomic_load_explicit(&index->pending_max, memory_order_relaxed);
+
+	return (unsigned)kv_max_u64(1, kv_min_u64(most, max / records));
 }
 
 bool kv_index_is_short(const struct kv_index *index)

@@ -161,6 +161,7 @@ static int clear_entry(struct clear *clear, const struct kv_key *key)
 static int clear_some(struct clear *clear)
 {
 	struct kv_view *view = &clear->op->view;
+	unsigned most = kv_reserve_steps(clear->op->index, KV_CLEAR_NAMES, KV_RECORDS_A_NAME);
 	struct kv_index_node node;
 	int r = kv_view_node(view, clear->ino, &node);
 
@@ -168,7 +169,7 @@ static int clear_some(struct clear *clear)
 		return r;
 	if (!node.orphan)
 		return -ENOENT;
-	for (unsigned i = 0; i < KV_CLEAR_NAMES; i++) {
+	for (unsigned i = 0; i < most; i++) {
 		struct kv_key key = kv_key_pair(KV_TABLE_DIRENT, clear->ino, 0);
 		struct kv_value value;
 

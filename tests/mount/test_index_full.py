@@ -4,7 +4,7 @@ import os
 
 import pytest
 from data import blob, get, put, sync
-from procs import LONG, run
+from procs import run
 
 
 @pytest.fixture
@@ -71,8 +71,3 @@ def test_k1_full_under_the_index(crowded):
     for i in range(500):
         put(kv.mnt / f"more-{i}", b"x")
     kv.settle()
-
-
-if not LONG:
-    # The reserve can be too small for a large batch of a busy machine, until that is mended.
-    del test_k1_full_under_the_index

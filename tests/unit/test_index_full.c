@@ -116,13 +116,26 @@ static void test_index_full__map(void **state)
 	remove_tmpfs(&unit);
 }
 
-/* The filesystem is full, of something else. */
-static void test_index_full__filesystem(void **state)
+/* Of something else. */
+static void fill_filesystem(const struct unit *unit)
 {
 	static char zeros[1 << 16];
 	char path[160];
-	struct unit unit;
 	FILE *file;
+
+	(void)snprintf(path, sizeof(path), "%s/filler", unit->path);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	setbuf(file, NULL);
+	while (fwrite(zeros, 1, sizeof(zeros), file) == sizeof(zeros))
+		continue;
+	(void)fclose(file);
+}
+
+/* The filesystem is full, of something else. */
+static void test_index_full__filesystem(void **state)
+{
+	struct unit unit;
 
 	(void)state;
 	if (!create_on_tmpfs(&unit, "size=48m"))
@@ -131,13 +144,7 @@ static void test_index_full__filesystem(void **state)
 	for (unsigned i = 0; i < 20000; i++)
 		assert_int_equal(make_file(&unit, FILES_MAX + i), 0);
 	unit_sync(&unit);
-	(void)snprintf(path, sizeof(path), "%s/filler", unit.path);
-	file = fopen(path, "w");
-	assert_non_null(file);
-	setbuf(file, NULL);
-	while (fwrite(zeros, 1, sizeof(zeros), file) == sizeof(zeros))
-		continue;
-	(void)fclose(file);
+	fill_filesystem(&unit);
 	/* The commit behind the fill learns of it. */
 	(void)make_file(&unit, 1);
 	unit_sync(&unit);
@@ -151,11 +158,130 @@ static void test_index_full__filesystem(void **state)
 	remove_tmpfs(&unit);
 }
 
+/* ---- Many at once ---- */
+
+#define WRITERS 16u
+#define HELD 300u
+
+struct writer {
+	struct unit *unit;
+	unsigned number;
+	pthread_barrier_t *full;
+	uint64_t inos[HELD];
+	unsigned made;      /* of HELD */
+	unsigned published; /* of those made */
+	int r;
+};
+
+static int make_held(struct writer *writer, unsigned file)
+{
+	char name[64];
+	name_of(writer->number * FILES_MAX + file, name);
+	const struct kv_make make = {
+		.parent = KV_ROOT_INO,
+		.name = name,
+		.length = strlen(name),
+		.mode = S_IFREG | 0644,
+		.now_ns = UNIT_NOW,
+		.hold = true,
+	};
+	struct kv_inode inode;
+	int r = kv_index_make(writer->unit->index, &make, &inode);
+
+	writer->inos[file] = inode.ino;
+	return r;
+}
+
+static int publish_held(struct writer *writer, unsigned file)
+{
+	const struct kv_content content = {.version = 1, .replace = true, .mtime_ns = UNIT_NOW};
+	struct kv_freed freed;
+	struct kv_inode inode;
+
+	return kv_index_publish(writer->unit->index, writer->inos[file], &content, &inode, &freed);
+}
+
+static int remove_one(struct writer *writer, unsigned file)
+{
+	struct kv_index *index = writer->unit->index;
+	struct kv_freed freed;
+	struct kv_inode inode;
+	char name[64];
+	int r;
+
+	name_of(writer->number * FILES_MAX + file, name);
+	r = kv_index_unlink(index, KV_ROOT_INO, name, strlen(name), false, 0, UNIT_NOW, &inode);
+	return r < 0 ? r : kv_index_reap(index, inode.ino, &freed);
+}
+
+/* Publishes what was made before the filesystem was full, as long as the index takes it. */
+static void *writer_main(void *arg)
+{
+	struct writer *writer = arg;
+
+	while (writer->made < HELD && make_held(writer, writer->made) == 0)
+		writer->made++;
+	(void)pthread_barrier_wait(writer->full); /* now it is filled */
+	(void)pthread_barrier_wait(writer->full);
+	while (writer->published < writer->made && writer->r == 0) {
+		writer->r = publish_held(writer, writer->published);
+		writer->published += writer->r == 0;
+	}
+	writer->r = writer->r == -ENOSPC ? 0 : writer->r;
+	for (unsigned i = 0; i < writer->made && writer->r == 0; i++)
+		writer->r = remove_one(writer, i);
+	return NULL;
+}
+
+static void many_at_once(const char *size, struct writer *writers)
+{
+	pthread_t threads[WRITERS];
+	pthread_barrier_t full;
+	struct unit unit;
+
+	assert_true(create_on_tmpfs(&unit, size));
+	unit_open(&unit);
+	assert_int_equal(pthread_barrier_init(&full, NULL, WRITERS + 1), 0);
+	for (unsigned k = 0; k < WRITERS; k++) {
+		writers[k] = (struct writer){.unit = &unit, .number = k, .full = &full};
+		assert_int_equal(pthread_create(&threads[k], NULL, writer_main, &writers[k]), 0);
+	}
+	(void)pthread_barrier_wait(&full);
+	fill_filesystem(&unit);
+	(void)pthread_barrier_wait(&full);
+	for (unsigned k = 0; k < WRITERS; k++)
+		assert_int_equal(pthread_join(threads[k], NULL), 0);
+	for (unsigned k = 0; k < WRITERS; k++)
+		if (writers[k].r != 0)
+			fail_msg("%s: %s", size, strerror(-writers[k].r));
+	unit_sync(&unit);
+	(void)pthread_barrier_destroy(&full);
+	remove_tmpfs(&unit);
+}
+
+/*
+ * Many files were begun when the filesystem gets full: they are published as far as the reserve for
+ * removals is not touched, and no commit fails.
+ */
+static void test_index_full__many_at_once(void **state)
+{
+	static const char *const sizes[] = {"size=2m", "size=3m", "size=5m", "size=8m", "size=13m",
+		"size=21m", "size=34m", "size=55m", "size=89m", "size=144m"};
+	static struct writer writers[WRITERS];
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		many_at_once(sizes[i], writers);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_index_full__map),
 		cmocka_unit_test(test_index_full__filesystem),
+		cmocka_unit_test(test_index_full__many_at_once),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
