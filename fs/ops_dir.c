@@ -40,7 +40,8 @@ struct listing {
 	size_t capacity;
 	char *arena; /* names; SIZE bytes suffice, since the reply holds them too */
 	size_t arena_used;
-	size_t estimate; /* reply bytes the copied entries will take */
+	uint64_t sequence; /* of the index, before the entries were copied */
+	size_t estimate;   /* reply bytes the copied entries will take */
 };
 
 static size_t entry_size(const struct listing *listing, size_t length)
@@ -92,6 +93,7 @@ static bool add_plain(
 static bool add_plus(struct listing *listing, struct listed *listed)
 {
 	struct kv_daemon *daemon = kv_daemon_of(listing->req);
+	const struct kv_seen seen = {&listed->inode, listing->sequence};
 	size_t room = listing->size - listing->used;
 	struct fuse_entry_param entry;
 	struct kv_node *node = NULL;
@@ -101,7 +103,7 @@ static bool add_plus(struct listing *listing, struct listed *listed)
 		return false;
 	if (kv_node_for_listing(daemon, &listed->inode, &node) < 0 || !node)
 		return add_plain(listing, listed->name, listed->ino, listed->type, listed->cookie);
-	if (kv_entry_fill(daemon, node, true, &entry) < 0) {
+	if (kv_entry_fill(daemon, node, &seen, true, &entry) < 0) {
 		kv_node_forget(daemon, node, 1);
 		return add_plain(listing, listed->name, listed->ino, listed->type, listed->cookie);
 	}
@@ -135,6 +137,7 @@ static int list(struct listing *listing, struct kv_node *node, off_t offset)
 	if (!add_dots(listing, node, offset))
 		return 0;
 	listing->estimate = listing->used;
+	listing->sequence = kv_index_sequence(daemon->index);
 	r = kv_index_readdir(daemon->index, node->ino, cookie, listing->plus, collect, listing);
 	/* A removed directory that is still open is empty. */
 	if (r == -ENOENT)

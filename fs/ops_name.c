@@ -66,11 +66,13 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *parent = kv_node_find(daemon, parent_id);
 	struct kv_inode inode;
+	struct kv_seen seen = {.inode = &inode};
 	struct kv_node *node;
 	bool cacheable;
 	int r;
 
 	kv_stat_add(&daemon->stats.fuse_lookup, 1);
+	seen.sequence = kv_index_sequence(daemon->index);
 	r = kv_index_lookup(daemon->index, parent->ino, name, strlen(name), &inode);
 	if (r == -ENOENT) {
 		reply_absent(req, parent, name);
@@ -84,7 +86,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 		kv_reply_error(req, r);
 		return;
 	}
-	kv_reply_entry(req, node, cacheable);
+	kv_reply_entry(req, node, &seen, cacheable);
 }
 
 static void forget(struct kv_daemon *daemon, fuse_ino_t id, uint64_t lookups)
@@ -147,7 +149,7 @@ static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_mak
 	if (r < 0)
 		kv_reply_error(req, r);
 	else
-		kv_reply_entry(req, node, cacheable);
+		kv_reply_entry(req, node, NULL, cacheable);
 }
 
 static void op_mknod(
@@ -210,7 +212,7 @@ static void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent_id, const c
 	if (r < 0)
 		kv_reply_error(req, r);
 	else
-		kv_reply_entry(req, node, cacheable);
+		kv_reply_entry(req, node, NULL, cacheable);
 }
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent_id, const char *name, bool directory)

@@ -458,7 +458,7 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 		return;
 	}
 	handle->node = node;
-	r = kv_entry_fill(daemon, node, false, &entry);
+	r = kv_entry_fill(daemon, node, NULL, false, &entry);
 	if (r < 0) {
 		handle_drop(handle);
 		unmake(daemon, &make);

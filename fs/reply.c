@@ -78,12 +78,17 @@ static void fill_stat(const struct kv_inode *inode, struct stat *ret_stat)
 	};
 }
 
-int kv_node_stat(struct kv_daemon *daemon, struct kv_node *node, struct stat *ret_stat)
+static int stat_node(struct kv_daemon *daemon, struct kv_node *node, const struct kv_seen *seen,
+	struct stat *ret_stat)
 {
 	struct kv_version *version = NULL;
 	struct kv_inode inode;
-	int r = kv_index_get(daemon->index, node->ino, &inode);
+	int r = 0;
 
+	if (seen && kv_index_sequence(daemon->index) == seen->sequence)
+		inode = *seen->inode;
+	else
+		r = kv_index_get(daemon->index, node->ino, &inode);
 	if (r < 0)
 		return r;
 	if (node->file) {
@@ -101,8 +106,13 @@ int kv_node_stat(struct kv_daemon *daemon, struct kv_node *node, struct stat *re
 	return 0;
 }
 
-int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, bool cacheable,
-	struct fuse_entry_param *ret_entry)
+int kv_node_stat(struct kv_daemon *daemon, struct kv_node *node, struct stat *ret_stat)
+{
+	return stat_node(daemon, node, NULL, ret_stat);
+}
+
+int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, const struct kv_seen *seen,
+	bool cacheable, struct fuse_entry_param *ret_entry)
 {
 	struct fuse_entry_param entry = {
 		.ino = node->id,
@@ -110,7 +120,7 @@ int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, bool cacheable
 		.attr_timeout = cacheable ? KV_TIMEOUT_LONG : KV_TIMEOUT_CALL,
 		.entry_timeout = cacheable ? KV_TIMEOUT_LONG : 0,
 	};
-	int r = kv_node_stat(daemon, node, &entry.attr);
+	int r = stat_node(daemon, node, seen, &entry.attr);
 
 	if (r < 0)
 		return r;
@@ -118,11 +128,12 @@ int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, bool cacheable
 	return 0;
 }
 
-void kv_reply_entry(fuse_req_t req, struct kv_node *node, bool cacheable)
+void kv_reply_entry(
+	fuse_req_t req, struct kv_node *node, const struct kv_seen *seen, bool cacheable)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct fuse_entry_param entry;
-	int r = kv_entry_fill(daemon, node, cacheable, &entry);
+	int r = kv_entry_fill(daemon, node, seen, cacheable, &entry);
 
 	if (r < 0) {
 		kv_node_forget(daemon, node, 1);

@@ -19,11 +19,22 @@ void kv_reply_error(fuse_req_t req, int error);
  * request before it. */
 void kv_reply_check(struct kv_daemon *daemon, int result);
 
-/* A directory entry for NODE, whose lookup is taken back if the reply cannot be delivered. */
-void kv_reply_entry(fuse_req_t req, struct kv_node *node, bool cacheable);
+/*
+ * What the index said of a node's inode before the node was looked up, and its sequence before
+ * that: if that has not moved, nothing has changed that nobody will tell the kernel.
+ */
+struct kv_seen {
+	const struct kv_inode *inode;
+	uint64_t sequence;
+};
+
+/* A directory entry for NODE, whose lookup is taken back if the reply cannot be delivered. SEEN
+ * spares another look, and may be NULL. */
+void kv_reply_entry(
+	fuse_req_t req, struct kv_node *node, const struct kv_seen *seen, bool cacheable);
 /* As above, without a reply: fills in ret_entry. 0 or negative errno. */
-int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, bool cacheable,
-	struct fuse_entry_param *ret_entry);
+int kv_entry_fill(struct kv_daemon *daemon, struct kv_node *node, const struct kv_seen *seen,
+	bool cacheable, struct fuse_entry_param *ret_entry);
 void kv_reply_attr(fuse_req_t req, struct kv_node *node);
 
 /* What the kernel shall see of NODE. 0 or negative errno. */

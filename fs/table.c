@@ -5,10 +5,11 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 #define CAPACITY_MIN 16u
+/* Each step along a chain is a miss of the processor's caches. */
+#define BUCKETS_PER_ENTRY 2u
 
 /* Buckets from USED on are not there yet: what belongs to them is in the one that will be split. */
 static size_t bucket_of(const struct kv_table *table, uint64_t key)
@@ -72,13 +73,12 @@ static void split(struct kv_table *table)
 
 int kv_table_add(struct kv_table *table, struct kv_link *link, uint64_t key)
 {
-	bool full = table->count >= table->used;
-	int r = full ? grow(table) : 0;
+	int r = table->buckets ? 0 : grow(table);
 
-	/* Without memory chains get longer, and that is all. */
-	if (r < 0 && !table->buckets)
+	if (r < 0)
 		return r;
-	if (r == 0 && full && table->count > 0)
+	/* Without memory chains get longer, and that is all. */
+	while (table->used < table->count * BUCKETS_PER_ENTRY && grow(table) == 0)
 		split(table);
 	link->key = key;
 	put(table, link);

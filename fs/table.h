@@ -2,9 +2,9 @@
 /*
  * Hash tables of things that have a number.
  *
- * A look-up costs the same whatever the table holds: it grows by a bucket with each entry (linear
- * hashing), so that no insertion stops for the others. It does not get smaller again; an empty
- * bucket is a pointer.
+ * A look-up costs the same whatever the table holds: it grows by a bucket or two with each entry
+ * (linear hashing), so that no insertion stops for the others. It does not get smaller again; an
+ * empty bucket is a pointer.
  *
  * Ownership: entries are the caller's, who embeds the link. Threads: the caller's lock.
  */
