@@ -3,7 +3,7 @@
  * One mount as the FUSE side sees it: what every request handler is given as its user data.
  *
  * Made by kvfsd.c before the first request and freed behind the last one; the members marked
- * const-after-init need no lock. Threads: request handlers run on libfuse's workers.
+ * const-after-init need no lock. Threads: request handlers run on the workers (workers.h).
  */
 #ifndef KVFS_FS_DAEMON_H
 #define KVFS_FS_DAEMON_H
