@@ -58,8 +58,8 @@ struct kv_daemon {
 	_Atomic uint64_t changes[KV_CHANGES_MAX]; /* numbers of the requests that change something
 						   */
 	int fuse_fd;                              /* until the session has it */
-	int dram_fd;      /* with -o restart, until the core has it; or -1 */
-	bool initialised; /* INIT was answered */
+	int dram_fd;                              /* with -o restart, until the core has it */
+	bool initialised;                         /* INIT was answered */
 	struct kv_stats stats;
 	int64_t start_ns;
 	/*

@@ -282,7 +282,7 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 		.options = &daemon->options,
 		.store = daemon->store,
 		.stats = &daemon->stats,
-		.dram_is_shared = daemon->takeover && daemon->dram_fd >= 0,
+		.dram_is_shared = daemon->takeover != NULL,
 		.dram_mount = daemon->dram_fd,
 		.hooks =
 			{

@@ -41,14 +41,12 @@ bool kv_supervise_inherit(struct kv_served *ret_served)
 	*ret_served = (struct kv_served){-1, -1, -1, -1};
 	if (!text)
 		return false;
-	/* A supervisor of an earlier version holds no DRAM. */
 	if (sscanf(text, "%d:%d:%d:%d", &ret_served->fuse_fd, &ret_served->state_fd,
-		    &ret_served->ready_fd, &ret_served->dram_fd) < 3)
+		    &ret_served->ready_fd, &ret_served->dram_fd) != 4)
 		return false;
 	(void)fcntl(ret_served->fuse_fd, F_SETFD, FD_CLOEXEC);
 	(void)fcntl(ret_served->state_fd, F_SETFD, FD_CLOEXEC);
-	if (ret_served->dram_fd >= 0)
-		(void)fcntl(ret_served->dram_fd, F_SETFD, FD_CLOEXEC);
+	(void)fcntl(ret_served->dram_fd, F_SETFD, FD_CLOEXEC);
 	(void)unsetenv(SERVED);
 	return true;
 }
@@ -106,10 +104,9 @@ static void daemon_main(const struct supervisor *supervisor)
 	(void)sigprocmask(SIG_SETMASK, &mask, NULL);
 	(void)fcntl(served->fuse_fd, F_SETFD, 0);
 	(void)fcntl(served->state_fd, F_SETFD, 0);
+	(void)fcntl(served->dram_fd, F_SETFD, 0);
 	if (served->ready_fd >= 0)
 		(void)fcntl(served->ready_fd, F_SETFD, 0);
-	if (served->dram_fd >= 0)
-		(void)fcntl(served->dram_fd, F_SETFD, 0);
 	(void)snprintf(text, sizeof(text), "%d:%d:%d:%d", served->fuse_fd, served->state_fd,
 		served->ready_fd, served->dram_fd);
 	(void)setenv(SERVED, text, 1);
@@ -213,8 +210,9 @@ int kv_supervise(const struct kv_supervise *options)
 	supervisor.served.state_fd = kv_takeover_memory();
 	if (supervisor.served.state_fd < 0)
 		return fail("memory for restarts", supervisor.served.state_fd) != 0;
-	/* Where it cannot be had, each daemon makes do without, and begins cold. */
 	supervisor.served.dram_fd = kv_dram_mount(options->dram_bytes);
+	if (supervisor.served.dram_fd < 0)
+		return fail("-o restart needs a tmpfs", supervisor.served.dram_fd) != 0;
 	if (mount_connection(&supervisor) < 0)
 		return 1;
 	if (start_daemon(&supervisor) < 0) {

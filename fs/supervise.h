@@ -19,7 +19,7 @@
 struct kv_served {
 	int fuse_fd;  /* the connection; -1: there is no supervisor */
 	int state_fd; /* see takeover.h */
-	int dram_fd;  /* see kv_dram_mount; or -1 */
+	int dram_fd;  /* see kv_dram_mount */
 	int ready_fd; /* of who waits for the mount in the foreground, or -1 */
 };
 
