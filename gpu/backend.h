@@ -58,6 +58,7 @@ struct kvg_backend_open {
 	 * (without one, the device's primary context is retained); make no context of one's own.
 	 */
 	bool client;
+	const char *sysfs; /* NULL: /sys */
 };
 
 struct kvg_device_info {

@@ -13,8 +13,10 @@
 
 #include "fs/base.h"
 #include "gpu/backend_cuda_internal.h"
+#include "gpu/numa.h"
 
 #define UUID_TEXT_SIZE 64u
+#define BUS_ID_SIZE 32
 
 struct device_name {
 	bool any;     /* no device was asked for */
@@ -158,7 +160,20 @@ static void describe_mode(struct kvg_cuda *cuda)
 		cu->copy_batch ? "batched" : "single", text);
 }
 
-static int describe(struct kvg_cuda *cuda, char *ret_error, size_t error_size)
+/* What the driver knows, which is a lot on Grace only; else what the kernel does. */
+static int find_node(const struct kvg_cuda *cuda, const char *sysfs)
+{
+	int node = attribute(cuda, KVG_CU_ATTRIBUTE_HOST_NUMA_ID, -1);
+	char id[BUS_ID_SIZE];
+
+	if (node >= 0 || !cuda->driver->device_bus_id ||
+		cuda->driver->device_bus_id(id, sizeof(id), cuda->device) != KVG_CU_SUCCESS)
+		return node;
+	return kvg_numa_node(sysfs, id);
+}
+
+static int describe(struct kvg_cuda *cuda, const struct kvg_backend_open *open, char *ret_error,
+	size_t error_size)
 {
 	const struct kvg_cuda_driver *cu = cuda->driver;
 	struct kvg_device_info *info = &cuda->info;
@@ -181,7 +196,7 @@ static int describe(struct kvg_cuda *cuda, char *ret_error, size_t error_size)
 	}
 	memcpy(info->uuid, uuid.bytes, KVG_UUID_SIZE);
 	info->total = total;
-	info->numa_node = attribute(cuda, KVG_CU_ATTRIBUTE_HOST_NUMA_ID, -1);
+	info->numa_node = find_node(cuda, open->sysfs);
 	info->integrated = attribute(cuda, KVG_CU_ATTRIBUTE_HOST_PAGE_TABLES, 0) != 0;
 	info->register_read_only = attribute(cuda, KVG_CU_ATTRIBUTE_REGISTER_READ_ONLY, 0) != 0;
 	info->reserves = true;
@@ -243,7 +258,7 @@ int kvg_cuda_open(struct kvg_cuda *cuda, const struct kvg_backend_open *open, ch
 	if (r == 0)
 		r = find_device(cuda, open, ret_error, error_size);
 	if (r == 0)
-		r = describe(cuda, ret_error, error_size);
+		r = describe(cuda, open, ret_error, error_size);
 	if (r == 0)
 		r = take_context(cuda, open->client, ret_error, error_size);
 	if (r < 0)

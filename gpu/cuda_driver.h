@@ -141,6 +141,8 @@ struct kvg_cu_copy_attributes {
 		(struct kvg_cu_uuid * uuid, kvg_cu_device device))                                 \
 	X(device_uuid, cuDeviceGetUuid, 11040, 1,                                                  \
 		(struct kvg_cu_uuid * uuid, kvg_cu_device device))                                 \
+	X(device_bus_id, cuDeviceGetPCIBusId, 4010, 0,                                             \
+		(char *id, int length, kvg_cu_device device))                                      \
 	X(device_memory, cuDeviceTotalMem, 3020, 1, (size_t * bytes, kvg_cu_device device))        \
 	X(device_attribute, cuDeviceGetAttribute, 2000, 1,                                         \
 		(int *value, unsigned attribute, kvg_cu_device device))                            \

@@ -10,6 +10,7 @@
 
 #include "fs/base.h"
 #include "gpu/kvg_internal.h"
+#include "gpu/numa.h"
 
 #define THREADS 4u
 /* Bytes between two segments of a file that are rather read than left out. */
@@ -80,6 +81,7 @@ static int ring_new(struct kvg_ctx *ctx)
 	memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return -errno;
+	kvg_numa_bind(memory, size, ctx->info.numa_node);
 	(void)madvise(memory, size, MADV_HUGEPAGE);
 	r = ctx->backend->ops->host_register(ctx->backend, memory, size, 0);
 	if (r < 0) {

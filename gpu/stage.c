@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "gpu/numa.h"
 #include "gpu/stage_internal.h"
 
 #define SLOTS_DEFAULT 16u
@@ -467,6 +468,24 @@ static int start_thread(struct kvg_stager *stager)
 	return start.result;
 }
 
+/* With threads, and memory, near to the device. */
+static int start_near(struct kvg_stager *stager)
+{
+	struct kvg_device_info info;
+	cpu_set_t before;
+	bool moved;
+	int r;
+
+	stager->backend->ops->info(stager->backend, &info);
+	moved = kvg_numa_enter(stager->options.sysfs, info.numa_node, &before);
+	r = stager_init(stager);
+	if (r == 0)
+		r = start_thread(stager);
+	if (moved)
+		kvg_numa_leave(&before);
+	return r;
+}
+
 int kvg_stager_new(const struct kvg_stager_options *options, struct kvg_stager **ret_stager)
 {
 	struct kvg_stager *stager = calloc(1, sizeof(*stager));
@@ -488,9 +507,7 @@ int kvg_stager_new(const struct kvg_stager_options *options, struct kvg_stager *
 		stager->options.slot_size / KV_CHUNK_SIZE > KVG_SLOT_CHUNKS_MAX)
 		r = -EINVAL;
 	else
-		r = stager_init(stager);
-	if (r == 0)
-		r = start_thread(stager);
+		r = start_near(stager);
 	if (r < 0) {
 		(void)kvg_stager_free(stager);
 		return r;

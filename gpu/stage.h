@@ -83,6 +83,7 @@ struct kvg_stager_options {
 	unsigned streams;    /* 0: 2 */
 	unsigned workers;    /* threads for sums and registrations; 0: as many as make sense */
 	unsigned timeout_ms; /* of one read; 0: 5000 */
+	const char *sysfs;   /* NULL: /sys */
 	bool inline_workers; /* tests: no threads at all; kvg_stager_step is called by hand */
 };
 

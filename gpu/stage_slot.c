@@ -4,11 +4,10 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/mempolicy.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 
 #include "fs/sum.h"
+#include "gpu/numa.h"
 #include "gpu/stage_internal.h"
 
 #define REAP_MAX 64u
@@ -432,17 +431,6 @@ uint64_t kvg_slots_lowest(const struct kvg_stager *stager, const struct kvg_job 
 
 /* ---- Life ---- */
 
-/* On the device's own memory node, where there is one: its copies are slower from another. */
-static void bind_memory(void *memory, size_t size, int node)
-{
-	unsigned long mask[16] = {0};
-
-	if (node < 0 || (size_t)node >= sizeof(mask) * 8)
-		return;
-	mask[(size_t)node / (8 * sizeof(mask[0]))] |= 1ul << ((size_t)node % (8 * sizeof(mask[0])));
-	(void)syscall(SYS_mbind, memory, size, MPOL_PREFERRED, mask, sizeof(mask) * 8, 0);
-}
-
 static int ring_new(struct kvg_stager *stager, size_t size)
 {
 	struct kvg_device_info info;
@@ -454,7 +442,7 @@ static int ring_new(struct kvg_stager *stager, size_t size)
 		stager->ring = NULL;
 		return -errno;
 	}
-	bind_memory(stager->ring, size, info.numa_node);
+	kvg_numa_bind(stager->ring, size, info.numa_node);
 	(void)madvise(stager->ring, size, MADV_HUGEPAGE);
 	(void)madvise(stager->ring, size, MADV_DONTFORK);
 	/* Now, not inside the first copies. */

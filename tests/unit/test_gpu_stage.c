@@ -3,8 +3,10 @@
  * The stager: right bytes in every case, faults, and how near its defaults come to the speed of
  * link and drives. Time is simulated: a link of 55.6 GB/s with gaps of 2 us, drives of 14 GB/s.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <xxhash.h>
@@ -651,6 +653,69 @@ static void test_stage__works_with_threads(void **state)
 	}
 }
 
+static void on_a_node(struct kvg_backend *b, struct kvg_device_info *ret_info)
+{
+	kvg_backend_host.info(b, ret_info);
+	ret_info->numa_node = 5;
+}
+
+/* How many of this process's threads may run on one CPU only. */
+static unsigned bound_threads(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *item;
+	unsigned count = 0;
+
+	assert_non_null(tasks);
+	while ((item = readdir(tasks))) {
+		cpu_set_t cpus;
+		pid_t id = (pid_t)strtol(item->d_name, NULL, 10);
+
+		count += id > 0 && sched_getaffinity(id, sizeof(cpus), &cpus) == 0 &&
+			 CPU_COUNT(&cpus) == 1;
+	}
+	(void)closedir(tasks);
+	return count;
+}
+
+/* The stager's threads run near the device; who made it does not move. */
+static void test_stage__threads_run_near_the_device(void **state)
+{
+	struct kvg_stager_options options = {
+		.io = kv_io_real(), .device_count = 1, .slots = 3, .workers = 2};
+	void *root = NULL;
+	cpu_set_t cpus;
+	FILE *file;
+	int first = 0;
+
+	(void)state;
+	assert_int_equal(sched_getaffinity(0, sizeof(cpus), &cpus), 0);
+	if (CPU_COUNT(&cpus) < 2)
+		skip();
+	while (!CPU_ISSET(first, &cpus))
+		first++;
+	assert_int_equal(unit_directory_setup(&root), 0);
+	assert_int_equal(mkdir(unit_path(&root, "devices"), 0700), 0);
+	assert_int_equal(mkdir(unit_path(&root, "devices/system"), 0700), 0);
+	assert_int_equal(mkdir(unit_path(&root, "devices/system/node"), 0700), 0);
+	assert_int_equal(mkdir(unit_path(&root, "devices/system/node/node5"), 0700), 0);
+	file = fopen(unit_path(&root, "devices/system/node/node5/cpulist"), "we");
+	assert_non_null(file);
+	(void)fprintf(file, "%d\n", first);
+	(void)fclose(file);
+	ops.info = on_a_node;
+	options.backend = backend;
+	options.devices = &sim.device_fd;
+	options.sysfs = root;
+	assert_int_equal(bound_threads(), 0);
+	assert_int_equal(kvg_stager_new(&options, &stager), 0);
+	/* The one that runs all, two workers, those that read through the mount. */
+	assert_true(bound_threads() >= 4);
+	assert_int_equal(sched_getaffinity(0, sizeof(cpus), &cpus), 0);
+	assert_true(CPU_COUNT(&cpus) >= 2);
+	assert_int_equal(unit_directory_teardown(&root), 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(test_stage__##name, setup, teardown)
 
 int main(void)
@@ -674,6 +739,7 @@ int main(void)
 		TEST(fills_the_link_from_drives),
 		TEST(fills_slow_drives),
 		TEST(works_with_threads),
+		TEST(threads_run_near_the_device),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -144,6 +144,17 @@ kvg_cu_result fake_device_name(char *name, int length, kvg_cu_device device)
 	return KVG_CU_SUCCESS;
 }
 
+/* In a domain that no machine has. */
+kvg_cu_result fake_device_bus_id(char *id, int length, kvg_cu_device device)
+{
+	FAKE_ENTER("cuDeviceGetPCIBusId", FAKE_INIT);
+
+	if (!is_device(device) || length <= 0)
+		return KVG_CU_INVALID_DEVICE;
+	(void)snprintf(id, (size_t)length, "FAFA:%02X:00.0", 0xC0 + (unsigned)device);
+	return KVG_CU_SUCCESS;
+}
+
 static kvg_cu_result make_uuid(struct kvg_cu_uuid *uuid, kvg_cu_device device, char instance)
 {
 	if (!is_device(device))
