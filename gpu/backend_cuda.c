@@ -46,13 +46,13 @@ int kvg_cuda_check(struct kvg_cuda *cuda, kvg_cu_result result)
 		return 0;
 	last_failed = result;
 	if (kvg_cuda_is_fatal(result))
-		atomic_store_explicit(&cuda->dead, true, memory_order_relaxed);
+		atomic_store_explicit(&cuda->dead, result, memory_order_relaxed);
 	return kvg_cuda_errno(result);
 }
 
 int kvg_cuda_enter(struct kvg_cuda *cuda)
 {
-	if (atomic_load_explicit(&cuda->dead, memory_order_relaxed))
+	if (atomic_load_explicit(&cuda->dead, memory_order_relaxed) != KVG_CU_SUCCESS)
 		return -EIO;
 	return kvg_cuda_check(cuda, cuda->driver->context_push(cuda->context));
 }
@@ -140,12 +140,15 @@ int kvg_cuda_free_bytes(struct kvg_backend *backend, uint64_t *ret_bytes)
 
 bool kvg_cuda_is_dead(struct kvg_backend *backend)
 {
-	return atomic_load_explicit(&of(backend)->dead, memory_order_relaxed);
+	return atomic_load_explicit(&of(backend)->dead, memory_order_relaxed) != KVG_CU_SUCCESS;
 }
 
 int kvg_cuda_last_code(struct kvg_backend *backend)
 {
-	return (int)last_failed;
+	kvg_cu_result dead = atomic_load_explicit(&of(backend)->dead, memory_order_relaxed);
+
+	/* From then on the driver is not called: that is every thread's last failure. */
+	return (int)(dead != KVG_CU_SUCCESS ? dead : last_failed);
 }
 
 /* ---- Segments ---- */

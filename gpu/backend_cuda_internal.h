@@ -16,9 +16,9 @@ struct kvg_cuda {
 	const struct kvg_cuda_driver *driver;
 	kvg_cu_device device;
 	kvg_cu_context context;
-	bool retained; /* context is the primary one, and this holds a reference */
-	bool rdma;     /* segments are made fit for reads by other devices */
-	_Atomic bool dead;
+	bool retained;              /* context is the primary one, and this holds a reference */
+	bool rdma;                  /* segments are made fit for reads by other devices */
+	_Atomic kvg_cu_result dead; /* the error that this process cannot get over; 0 */
 	struct kvg_device_info info;
 };
 

@@ -19,12 +19,28 @@ static _Thread_local char open_error[512];
 
 int kvg_fail(struct kvg_ctx *ctx, int r, const char *format, ...)
 {
+	const struct kvg_backend *backend = ctx->backend;
 	va_list args;
 
+	/* Then it does not matter what it was that could not be done. */
+	if (r == -EIO && backend && backend->ops->is_dead(ctx->backend)) {
+		(void)snprintf(ctx->error, sizeof(ctx->error),
+			"the device is lost to this process (CUDA error %d): end it and start it "
+			"again",
+			backend->ops->last_code(ctx->backend));
+		return r;
+	}
 	va_start(args, format);
 	(void)vsnprintf(ctx->error, sizeof(ctx->error), format, args);
 	va_end(args);
 	return r;
+}
+
+int kvg_check_device(struct kvg_ctx *ctx)
+{
+	if (!ctx->backend)
+		return kvg_fail(ctx, -EINVAL, "opened without a device");
+	return ctx->backend->ops->is_dead(ctx->backend) ? kvg_fail(ctx, -EIO, "lost") : 0;
 }
 
 const char *kvg_error(const struct kvg_ctx *ctx)

@@ -19,7 +19,9 @@
  * not on the helper's mount, or another device; -ERANGE: too small to be mapped, kvg_pull it;
  * -ENOSPC, -E2BIG: no room in device memory, kvg_pull it; -EDQUOT: this process has not given back
  * what was revoked; -ENODATA: not there, and KVG_MAP_NOSTAGE; -EACCES, -EBADF: the descriptor
- * cannot be read; -EIO: the bytes are damaged, or the device has failed.
+ * cannot be read; -EIO: the bytes are damaged, or the device has failed: kvg_error says which.
+ * After an error that the driver lets no process get over (a reset, an illegal address in one of
+ * the engine's own kernels) every call but those that free fails so.
  */
 #ifndef KVG_H
 #define KVG_H

@@ -65,6 +65,8 @@ struct kvg_buf {
 /* Notes the words, returns R. */
 int kvg_fail(struct kvg_ctx *ctx, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+/* Whether there is a device that can be used. */
+int kvg_check_device(struct kvg_ctx *ctx);
 /* A request in ctx->message, empty but for its id. */
 struct kvg_message *kvg_request(struct kvg_ctx *ctx, uint16_t type);
 /*

@@ -261,10 +261,10 @@ int kvg_map(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, unsigned fl
 {
 	struct incoming in = {0};
 	struct kvg_buf *buf;
-	int r;
+	int r = kvg_check_device(ctx);
 
-	if (!ctx->backend)
-		return kvg_fail(ctx, -EINVAL, "opened without a device");
+	if (r < 0)
+		return r;
 	if (flags & ~(KVG_MAP_EARLY | KVG_MAP_NOSTAGE | KVG_MAP_REVOCABLE) ||
 		(flags & KVG_MAP_REVOCABLE && !ctx->opts.event))
 		return kvg_fail(ctx, -EINVAL, "unknown flags, or REVOCABLE without an event call");
@@ -317,8 +317,10 @@ int kvg_scatter(struct kvg_buf *buf, const struct kvg_seg *segs, size_t n, kvg_s
 	_cleanup_free_ struct kvg_seg *list = NULL;
 	_cleanup_free_ struct kvg_copy *copies = NULL;
 	size_t count;
-	int r = kvg_list_new(segs, n, UINT64_MAX, &list, &count);
+	int r = kvg_check_device(buf->ctx);
 
+	if (r == 0)
+		r = kvg_list_new(segs, n, UINT64_MAX, &list, &count);
 	if (r < 0)
 		return r;
 	for (size_t i = 0; i < count; i++)

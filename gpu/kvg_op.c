@@ -202,6 +202,9 @@ static int start_copy(struct worker *worker, const struct piece *piece, struct k
 		op->push ? KVG_COPY_TO_HOST : KVG_COPY_TO_DEVICE, worker->copies, count);
 	int recorded = backend->ops->event_record(backend, slot->event, stream);
 
+	/* Nobody could tell when the slot is free: so it is now. */
+	if (recorded < 0)
+		(void)backend->ops->stream_sync(backend, stream);
 	return r < 0 ? r : recorded;
 }
 
@@ -355,10 +358,10 @@ static int op_new(
 	struct kvg_ctx *ctx, bool push, int fd, kvg_stream_handle stream, struct kvg_op **ret_op)
 {
 	struct kvg_op *op;
-	int r;
+	int r = kvg_check_device(ctx);
 
-	if (!ctx->backend)
-		return kvg_fail(ctx, -EINVAL, "opened without a device");
+	if (r < 0)
+		return r;
 	r = ring_new(ctx);
 	if (r < 0)
 		return kvg_fail(ctx, r, "no pinned memory: %s", strerror(-r));
@@ -448,7 +451,11 @@ int kvg_op_poll(struct kvg_op *op, int timeout_ms)
 		if (r == ETIMEDOUT)
 			break;
 	}
-	return op->running > 0 ? -EAGAIN : op->error;
+	if (op->running > 0)
+		return kvg_fail(op->ctx, -EAGAIN, "not all of it has arrived yet");
+	return op->error == 0 ? 0
+			      : kvg_fail(op->ctx, op->error, "the transfer has failed: %s",
+					strerror(-op->error));
 }
 
 void kvg_op_free(struct kvg_op *op)

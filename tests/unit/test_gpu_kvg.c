@@ -308,6 +308,77 @@ static void test_op__survives_any_failure_of_the_driver(void **state)
 	pool_done(&pool);
 }
 
+/* A copy whose end cannot be marked has ended before its slot is used again. */
+static void test_op__waits_for_copies_that_have_no_mark(void **state)
+{
+	struct pool pool;
+	int fd = new_file(true), to = new_file(false);
+	uint8_t *back = calloc(1, FILE_SIZE);
+
+	(void)state;
+	pool_init(&pool);
+	const struct kvg_seg whole = {0, FILE_SIZE, pool.address};
+	assert_int_equal(pull(fd, &whole, 1), 0);
+	for (unsigned nth = 1; nth < 4; nth++) {
+		struct kvg_op *op;
+		unsigned syncs = fakecu_calls("cuStreamSynchronize");
+
+		fakecu_fail("cuEventRecord", 1 + nth, false, 2);
+		assert_int_equal(kvg_push(ctx, to, &whole, 1, NULL, &op), 0);
+		assert_int_equal(kvg_op_poll(op, 60000), -ENOMEM);
+		assert_non_null(strstr(kvg_error(ctx), "the transfer has failed: "));
+		/* That of the failed one, and one for each thread's stream that ends. */
+		kvg_op_free(op);
+		assert_int_equal(fakecu_calls("cuStreamSynchronize") - syncs, 1 + 4);
+		fakecu_heal();
+		assert_int_equal(push(to, &whole, 1), 0);
+		assert_int_equal(pread(to, back, FILE_SIZE, 0), FILE_SIZE);
+		assert_memory_equal(back, content, FILE_SIZE);
+	}
+	free(back);
+	(void)close(fd);
+	(void)close(to);
+	pool_done(&pool);
+}
+
+/* An error that no process gets over: it is told in words, and nothing touches the driver again. */
+static void test_ctx__a_lost_device(void **state)
+{
+	static const unsigned codes[] = {700, 214, 709, 719};
+
+	for (unsigned i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+		struct kvg_buf *buf;
+		struct pool pool;
+		char words[64];
+		unsigned calls;
+		int fd;
+
+		assert_int_equal(setup(state), 0);
+		fd = new_file(true);
+		pool_init(&pool);
+		const struct kvg_seg segs[] = {
+			{0, MIB, pool.address}, {2 * MIB, MIB, pool.address + 2 * MIB}};
+		(void)snprintf(
+			words, sizeof(words), "lost to this process (CUDA error %u)", codes[i]);
+		assert_int_equal(pull(fd, segs, 2), 0);
+		fakecu_fail("cuEventQuery", 1, false, codes[i]);
+		assert_int_equal(pull(fd, segs, 2), -EIO);
+		assert_non_null(strstr(kvg_error(ctx), words));
+		calls = fakecu_calls("*");
+		assert_int_equal(pull(fd, segs, 2), -EIO);
+		assert_non_null(strstr(kvg_error(ctx), words));
+		assert_int_equal(kvg_map(ctx, fd, 0, 0, 0, &buf), -EIO);
+		assert_int_equal(fakecu_calls("*"), calls);
+		assert_int_equal(kvg_last_cuda(ctx), codes[i]);
+		assert_int_equal(push(fd, segs, 2), -EIO);
+		assert_non_null(strstr(kvg_error(ctx), words));
+		(void)close(fd);
+		pool_done(&pool);
+		kvg_close(ctx);
+		free(content);
+	}
+}
+
 /* While the link stands still an op is under way, and its end can be waited for. */
 static void test_op__can_be_polled(void **state)
 {
@@ -368,6 +439,8 @@ int main(void)
 		TEST(test_op__leaves_gaps_alone),
 		TEST(test_op__reports_errors_of_the_file),
 		TEST(test_op__survives_any_failure_of_the_driver),
+		TEST(test_op__waits_for_copies_that_have_no_mark),
+		cmocka_unit_test(test_ctx__a_lost_device),
 		TEST(test_op__can_be_polled),
 		TEST(test_ctx__without_a_helper),
 		TEST(test_ctx__gives_back_what_comes_too_late),
