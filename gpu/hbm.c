@@ -185,12 +185,32 @@ bool kvg_hbm_hint(struct kvg_hbm *hbm, const struct kvg_key *key, int64_t now_ms
 
 /* ---- Room ---- */
 
-static bool evict_one(struct kvg_hbm *hbm)
+/* OF: of that user; NULL: of all. */
+static bool is_of(const struct kvg_entry *entry, const uid_t *of)
+{
+	return !of || entry->key.uid == *of;
+}
+
+static uint64_t used_by(const struct kvg_hbm *hbm, const uid_t *of)
+{
+	const struct kvg_entry *entry;
+	uint64_t bytes = 0;
+
+	if (!of)
+		return hbm->pool.used;
+	TAILQ_FOREACH (entry, &hbm->lru, lru)
+		bytes += is_of(entry, of) ? entry->bytes : 0;
+	LIST_FOREACH (entry, &hbm->stale, stale_entry)
+		bytes += is_of(entry, of) ? entry->bytes : 0;
+	return bytes;
+}
+
+static bool evict_one(struct kvg_hbm *hbm, const uid_t *of)
 {
 	struct kvg_entry *entry;
 
 	TAILQ_FOREACH (entry, &hbm->lru, lru) {
-		if (entry->state != KVG_RESIDENT || entry->map_count > 0)
+		if (entry->state != KVG_RESIDENT || entry->map_count > 0 || !is_of(entry, of))
 			continue;
 		hbm->evicted++;
 		entry_free(entry);
@@ -212,7 +232,7 @@ static bool is_revocable(const struct kvg_entry *entry)
 }
 
 /* Asks for what was not used for longest. It comes back later, for who tries again. */
-static void revoke_oldest(struct kvg_hbm *hbm, uint64_t wanted, int64_t now_ms)
+static void revoke_oldest(struct kvg_hbm *hbm, const uid_t *of, uint64_t wanted, int64_t now_ms)
 {
 	struct kvg_entry *entry, *next;
 	uint64_t asked = 0;
@@ -221,7 +241,7 @@ static void revoke_oldest(struct kvg_hbm *hbm, uint64_t wanted, int64_t now_ms)
 		struct kvg_map *map, *after;
 
 		next = TAILQ_NEXT(entry, lru);
-		if (!is_revocable(entry))
+		if (!is_of(entry, of) || !is_revocable(entry))
 			continue;
 		asked += entry->bytes;
 		entry->deadline_ms = now_ms + KVG_REVOKE_MS;
@@ -234,31 +254,44 @@ static void revoke_oldest(struct kvg_hbm *hbm, uint64_t wanted, int64_t now_ms)
 }
 
 /* Bytes that revocations under way will bring. */
-static uint64_t revoked_bytes(const struct kvg_hbm *hbm)
+static uint64_t revoked_bytes(const struct kvg_hbm *hbm, const uid_t *of)
 {
 	const struct kvg_entry *entry;
 	uint64_t bytes = 0;
 
 	LIST_FOREACH (entry, &hbm->stale, stale_entry)
-		if (entry->deadline_ms > 0 && !entry->orphan)
+		if (entry->deadline_ms > 0 && !entry->orphan && is_of(entry, of))
 			bytes += entry->bytes;
 	return bytes;
 }
 
-static int make_room(struct kvg_hbm *hbm, uint64_t bytes, int64_t now_ms)
+/* So that OF, or all, have no more than LIMIT with BYTES more. */
+static int make_room_below(
+	struct kvg_hbm *hbm, const uid_t *of, uint64_t limit, uint64_t bytes, int64_t now_ms)
 {
-	if (bytes > hbm->options.budget)
+	uint64_t used = used_by(hbm, of), coming;
+
+	if (bytes > limit)
 		return -E2BIG;
-	while (hbm->pool.used + bytes > hbm->options.budget)
-		if (!evict_one(hbm))
-			break;
-	if (hbm->pool.used + bytes <= hbm->options.budget)
+	while (used + bytes > limit && evict_one(hbm, of))
+		used = used_by(hbm, of);
+	if (used + bytes <= limit)
 		return 0;
-	uint64_t missing = hbm->pool.used + bytes - hbm->options.budget;
-	uint64_t coming = revoked_bytes(hbm);
-	if (missing > coming)
-		revoke_oldest(hbm, missing - coming, now_ms);
-	return -ENOSPC;
+	coming = revoked_bytes(hbm, of);
+	if (used + bytes - limit > coming)
+		revoke_oldest(hbm, of, used + bytes - limit - coming, now_ms);
+	return of ? -ENOBUFS : -ENOSPC;
+}
+
+/* Who has his share makes room among his own; others' are left alone for it. */
+static int make_room(struct kvg_hbm *hbm, uid_t uid, uint64_t bytes, int64_t now_ms)
+{
+	const struct kvg_hbm_options *options = &hbm->options;
+	int r = options->share < options->budget
+			? make_room_below(hbm, &uid, options->share, bytes, now_ms)
+			: 0;
+
+	return r < 0 ? r : make_room_below(hbm, NULL, options->budget, bytes, now_ms);
 }
 
 /* The device may have less than the budget says: others use it too. */
@@ -274,7 +307,7 @@ static int allocate(struct kvg_entry *entry)
 		parts_free(entry);
 		entry->count = 0;
 		free(kv_steal_ptr(&entry->parts));
-		if (r == -ENOMEM && !evict_one(hbm))
+		if (r == -ENOMEM && !evict_one(hbm, NULL))
 			break;
 	}
 	return r == -ENOMEM ? -ENOSPC : r;
@@ -294,7 +327,7 @@ int kvg_hbm_admit(struct kvg_hbm *hbm, const struct kvg_key *key, uint64_t size,
 		return -ERANGE;
 	if (old && now_ms < old->retry_ms)
 		return old->error;
-	r = make_room(hbm, bytes, now_ms);
+	r = make_room(hbm, key->uid, bytes, now_ms);
 	if (r < 0)
 		return r;
 	entry = calloc(1, sizeof(*entry));

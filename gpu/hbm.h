@@ -108,6 +108,7 @@ struct kvg_map {
 struct kvg_hbm_options {
 	struct kvg_backend *backend; /* outlives it */
 	uint64_t budget;             /* bytes */
+	uint64_t share;              /* bytes of it that one user's entries may take */
 	uint64_t segment;            /* bytes: size of all but the last one of a file */
 	uint64_t granularity;
 	uint64_t margin; /* bytes of the device's memory that are left to others; 0: all is ours */
@@ -154,7 +155,8 @@ bool kvg_hbm_hint(struct kvg_hbm *hbm, const struct kvg_key *key, int64_t now_ms
  * A STAGING entry with segments for SIZE bytes, those of KEY's stretch, mapped for writing; a
  * FAILED one of KEY is replaced. What was not used for longest, and nobody has mapped, is evicted
  * for it. -ERANGE: smaller than a granule, which is not worth a segment; -E2BIG: more than the
- * budget; -ENOSPC: nothing can be evicted now; the error of the last attempt before its time.
+ * budget, or the user's share; -ENOSPC: nothing can be evicted now; -ENOBUFS: nothing of this
+ * user's; the error of the last attempt before its time.
  */
 int kvg_hbm_admit(struct kvg_hbm *hbm, const struct kvg_key *key, uint64_t size, int64_t now_ms,
 	struct kvg_entry **ret_entry);

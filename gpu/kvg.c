@@ -321,6 +321,21 @@ static int find_socket(struct kvg_ctx *ctx, const char *socket_path, char *ret_p
 	return kvg_socket_path(ctx->info.uuid, ret_path, size);
 }
 
+static int explain_hello(struct kvg_ctx *ctx, int r, const char *path)
+{
+	if (r == -EUSERS)
+		return kvg_fail(ctx, r,
+			"kvgpud at %.120s has as many connections as it allows, of this user or of "
+			"all: close some (see --share)",
+			path);
+	if (r == -EPIPE || r == -EPROTO)
+		return kvg_fail(ctx, -EPROTONOSUPPORT,
+			"kvgpud at %.120s has ended the connection: it has too many, or is of "
+			"another version",
+			path);
+	return r;
+}
+
 static int connect_helper(struct kvg_ctx *ctx, const char *path)
 {
 	struct sockaddr_un address;
@@ -342,9 +357,7 @@ static int connect_helper(struct kvg_ctx *ctx, const char *path)
 	if (r == 0)
 		r = kvg_hello_get(&ctx->message, &ctx->hello);
 	if (r < 0)
-		return r == -EPIPE ? kvg_fail(ctx, -EPROTONOSUPPORT,
-					     "kvgpud at %.180s is of another version", path)
-				   : r;
+		return explain_hello(ctx, r, path);
 	if (ctx->backend && memcmp(ctx->hello.uuid, ctx->info.uuid, sizeof(ctx->info.uuid)) != 0)
 		return kvg_fail(ctx, -EXDEV, "kvgpud at %.160s is of another device (%.40s)", path,
 			ctx->hello.name);

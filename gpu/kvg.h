@@ -17,11 +17,12 @@
  * Errors: 0 or a negative errno. Among them -ENOTCONN, -EPIPE: no helper, or it has gone: what is
  * mapped stays valid, kvg_open again for more; -ESTALE: the file was closed, or changed; -EXDEV:
  * not on the helper's mount, or another device; -ERANGE: too small to be mapped, kvg_pull it;
- * -ENOSPC, -E2BIG: no room in device memory, kvg_pull it; -EDQUOT: this process has not given back
- * what was revoked; -ENODATA: not there, and KVG_MAP_NOSTAGE; -EACCES, -EBADF: the descriptor
- * cannot be read; -EIO: the bytes are damaged, or the device has failed: kvg_error says which.
- * After an error that the driver lets no process get over (a reset, an illegal address in one of
- * the engine's own kernels) every call but those that free fails so.
+ * -ENOSPC, -E2BIG: no room in device memory, kvg_pull it; -ENOBUFS: none in this user's share of
+ * it, as well; -EUSERS: too many connections; -EDQUOT: this process has not given back what was
+ * revoked; -ENODATA: not there, and KVG_MAP_NOSTAGE; -EACCES, -EBADF: the descriptor cannot be
+ * read; -EIO: the bytes are damaged, or the device has failed: kvg_error says which. After an error
+ * that the driver lets no process get over (a reset, an illegal address in one of the engine's own
+ * kernels) every call but those that free fails so.
  */
 #ifndef KVG_H
 #define KVG_H

@@ -221,9 +221,11 @@ static const char *explain(int r)
 	case -ERANGE:
 		return "smaller than the device's granularity: pull it";
 	case -E2BIG:
-		return "larger than the helper's budget: map parts of it, or pull it";
+		return "larger than what files may take: map parts of it, or pull it";
 	case -ENOSPC:
 		return "no room in device memory now: pull it";
+	case -ENOBUFS:
+		return "this user has his share of device memory mapped: unmap some, or pull it";
 	case -EDQUOT:
 		return "this process has not given back what was revoked";
 	case -EXDEV:

@@ -28,6 +28,8 @@ static const char help_text[] =
 	"  --device DEVICE    a UUID (GPU-..., MIG-...) or a number; default: the first\n"
 	"  --backend NAME     cuda, host or cufile; default: the best that works\n"
 	"  --hbm SIZE|PERCENT how much of the device's memory files may take (25%)\n"
+	"  --share PERCENT    of that, and of connections, what one user may have (100%;\n"
+	"                     with --group 50%)\n"
 	"  --segment SIZE     of the pieces in which it is shared (64M)\n"
 	"  --socket PATH      where it listens; default: /run/kvfs/gpu-UUID.sock, or in\n"
 	"                     $XDG_RUNTIME_DIR/kvfs when not run by root\n"
@@ -54,6 +56,7 @@ enum option_id {
 	OPTION_DEVICE = 256,
 	OPTION_BACKEND,
 	OPTION_HBM,
+	OPTION_SHARE,
 	OPTION_SEGMENT,
 	OPTION_SOCKET,
 	OPTION_GROUP,
@@ -62,17 +65,24 @@ enum option_id {
 	OPTION_LOG,
 };
 
+static int parse_percent(const char *text, unsigned *ret_percent)
+{
+	size_t length = strlen(text);
+	uint64_t value;
+
+	if (length == 0 || text[length - 1] != '%' ||
+		kv_parse_size_or_percent(text, 100, &value) < 0 || value == 0)
+		return -EINVAL;
+	*ret_percent = (unsigned)value;
+	return 0;
+}
+
 static int parse_hbm(const char *text, struct kvg_server_options *options)
 {
-	uint64_t value;
 	size_t length = strlen(text);
 
-	if (length > 0 && text[length - 1] == '%') {
-		if (kv_parse_size_or_percent(text, 100, &value) < 0 || value == 0)
-			return -EINVAL;
-		options->percent = (unsigned)value;
-		return 0;
-	}
+	if (length > 0 && text[length - 1] == '%')
+		return parse_percent(text, &options->percent);
 	options->percent = 0;
 	return kv_parse_size(text, &options->budget);
 }
@@ -98,6 +108,8 @@ static int parse_value(int id, const char *text, struct kvg_server_options *opti
 		return 0;
 	case OPTION_HBM:
 		return parse_hbm(text, options);
+	case OPTION_SHARE:
+		return parse_percent(text, &options->share);
 	case OPTION_SEGMENT:
 		return kv_parse_size(text, &options->segment) < 0 || options->segment == 0 ||
 				       options->segment > SEGMENT_MAX
@@ -123,6 +135,7 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 		{"device", required_argument, NULL, OPTION_DEVICE},
 		{"backend", required_argument, NULL, OPTION_BACKEND},
 		{"hbm", required_argument, NULL, OPTION_HBM},
+		{"share", required_argument, NULL, OPTION_SHARE},
 		{"segment", required_argument, NULL, OPTION_SEGMENT},
 		{"socket", required_argument, NULL, OPTION_SOCKET},
 		{"group", required_argument, NULL, OPTION_GROUP},

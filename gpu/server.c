@@ -127,18 +127,33 @@ static void listen_again(struct kvg_server *server, int64_t now_ms)
 		server->listen_ms = 0;
 }
 
+/* By how many connections one more of UID would be too many: of all, or of that user's. */
+static unsigned surplus_of(const struct kvg_server *server, uid_t uid)
+{
+	unsigned share = (unsigned)kv_max_u64(KVG_CLIENTS_MAX * server->options.share / 100, 1);
+	const struct kvg_client *client;
+	unsigned own = 1, all = server->client_count + 1;
+
+	LIST_FOREACH (client, &server->clients, entry)
+		own += client->uid == uid;
+	return (unsigned)kv_max_u64(
+		all > KVG_CLIENTS_MAX ? all - KVG_CLIENTS_MAX : 0, own > share ? own - share : 0);
+}
+
 static void accept_client(struct kvg_server *server)
 {
 	_cleanup_fd_ int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	struct kvg_client *client;
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
+	unsigned surplus;
 
 	if (fd < 0 && kv_accept_lacks(errno))
 		pause_listening(server, errno);
 	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
 		return;
-	if (server->client_count >= KVG_CLIENTS_MAX) {
+	surplus = surplus_of(server, peer.uid);
+	if (surplus > KVG_CLIENTS_REFUSED) {
 		server->stat.refused++;
 		return;
 	}
@@ -151,6 +166,7 @@ static void accept_client(struct kvg_server *server)
 	client->events = EPOLLIN;
 	client->pid = peer.pid;
 	client->uid = peer.uid;
+	client->refused = surplus > 0;
 	client->pidfd = peer_pidfd(fd, peer.pid);
 	client->fd = kv_steal_fd(&fd);
 	LIST_INSERT_HEAD(&server->clients, client, entry);
@@ -465,6 +481,7 @@ static int start_hbm(struct kvg_server *server, const struct kv_error *error)
 	const struct kvg_hbm_options options = {
 		.backend = server->backend,
 		.budget = server->options.budget,
+		.share = kvg_server_share(server),
 		.segment = server->options.segment,
 		.granularity = server->info.granularity,
 		.margin = server->info.reserves ? MARGIN_BYTES : 0,
@@ -572,6 +589,8 @@ int kvg_server_new(const struct kvg_server_options *options, struct kvg_server *
 	if (!server)
 		return kv_fail(&error, -ENOMEM, "out of memory");
 	server->options = *options;
+	if (options->share == 0)
+		server->options.share = options->group ? 50 : 100;
 	server->listen_fd = server->epoll_fd = server->signal_fd = server->source_fd = -1;
 	LIST_INIT(&server->clients);
 	LIST_INIT(&server->pendings);

@@ -25,8 +25,10 @@ struct kvg_server_options {
 	const char *backend; /* name, or NULL */
 	uint64_t budget;     /* bytes, if percent is 0 */
 	unsigned percent;    /* of the device's memory */
-	uint64_t segment;    /* bytes */
-	unsigned slots;      /* 0: the stager's default; so the next */
+	/* Percent of that, and of connections, for one user; 0: all, with a group half. */
+	unsigned share;
+	uint64_t segment; /* bytes */
+	unsigned slots;   /* 0: the stager's default; so the next */
 	uint32_t slot_size;
 	uint64_t unsure_ms; /* what is there is trusted that long without the daemon */
 	bool hints;         /* stage what is opened often without being asked */

@@ -20,6 +20,8 @@
 #include "gpu/wire.h"
 
 #define KVG_CLIENTS_MAX 1024u
+/* So many more than a limit allows are told that, before others are just ended. */
+#define KVG_CLIENTS_REFUSED 8u
 #define KVG_CLIENT_MAPS_MAX 4096u
 #define KVG_CLIENT_PENDING_MAX 64u
 
@@ -53,6 +55,7 @@ struct kvg_client {
 	struct kvg_server *server;
 	bool owes;       /* replies or notes: its socket is watched for room */
 	bool ended;      /* by us: the loop lets it go */
+	bool refused;    /* one too many: so is all that it asks for */
 	uint32_t events; /* that epoll knows */
 	int fd;          /* -1: it has gone, but its process lives on with what it has mapped */
 	int pidfd;       /* -1: its end cannot be watched */
@@ -128,6 +131,12 @@ struct kvg_server {
 	struct kvg_wire_stat stat; /* the counters among them */
 	char reasons[512];
 };
+
+/* Bytes that one user's files may take. */
+static inline uint64_t kvg_server_share(const struct kvg_server *server)
+{
+	return server->options.budget / 100 * server->options.share;
+}
 
 /* ---- server_send.c ---- */
 

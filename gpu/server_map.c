@@ -192,6 +192,7 @@ static void put_stat(struct kvg_server *server, struct kvg_message *reply)
 
 	kvg_hbm_usage(server->hbm, &usage);
 	stat.budget = usage.budget;
+	stat.share = kvg_server_share(server);
 	stat.used = usage.used;
 	stat.missing = usage.missing;
 	stat.orphaned = usage.orphaned;
@@ -454,6 +455,8 @@ int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_m
 
 	if (message->flags & KVG_FLAG_REPLY) {
 		r = -EPROTO;
+	} else if (client->refused) {
+		kvg_refuse(server, client, message, -EUSERS);
 	} else if (message->type == KVG_HELLO) {
 		serve_hello(server, client, message->id);
 	} else if (message->type == KVG_UNMAP) {

@@ -118,6 +118,7 @@ struct kvg_hello {
 /* Counters: one list for the struct, the wire and what people read. */
 #define KVG_STATS(X)                                                                               \
 	X(budget, "bytes of device memory that files may take")                                    \
+	X(share, "bytes of them that one user's files may take")                                   \
 	X(used, "bytes they take")                                                                 \
 	X(missing, "those of the budget that other processes have taken from the device")          \
 	X(orphaned, "those of them that clients did not give back in time")                        \

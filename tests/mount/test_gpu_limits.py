@@ -2,12 +2,13 @@
 """Engines that lose their device, and users who want too much."""
 import errno
 
+import gpu
 import pytest
-from data import blob
-from gpu import Engine
-from gpufixtures import (FAKE, SIZE, digest, engine_of, mode,
+from data import MIB, blob
+from gpu import Engine, Raw
+from gpufixtures import (FAKE, HOST, SIZE, digest, engine_of, mode,
                          pytest_generate_tests, start, store)  # noqa: F401
-from procs import eventually
+from procs import NOBODY, eventually
 from syscalls import fails
 
 
@@ -32,3 +33,49 @@ def test_device__lost_in_an_engine_is_lost_there_alone(start):
     lost.stop(kill=True)
     assert eventually(lambda: helper.stats()["maps"] == 1)
     assert helper.process.poll() is None
+
+
+def test_share__of_device_memory(start):
+    """A user's files make way for his others; what he has mapped does not take what is left to others."""
+    helper = start("--group", "nogroup")
+    paths = [str(store(helper, f"f{i}", blob(i, 60 * MIB))) for i in range(3)]
+    root, nobody = engine_of(helper), engine_of(helper, uid=NOBODY, gid=NOBODY)
+    assert helper.stats()["share"] == 128 * MIB - 128 * MIB % 50
+    theirs = nobody.map(paths[0])[0]
+    for path in paths:
+        root.unmap(root.map(path)[0])
+    assert root.stats(paths[0])["asked_resident"] == 60 * MIB, "that of the other user"
+    stats = helper.stats()
+    assert (stats["evicted"], stats["used"]) == (1, 180 * MIB)
+    mine = [root.map(path)[0] for path in paths[1:]]
+    fails(errno.ENOBUFS, root.map, paths[0])
+    nobody.map(paths[1])
+    with pytest.raises(OSError, match="share of device memory"):
+        nobody.map(paths[2])
+    root.unmap(mine[0])
+    assert root.read(root.map(paths[0])[0], 0, 9) == blob(0, 9)
+    assert nobody.read(theirs, 0, 9) == blob(0, 9)
+
+
+@HOST
+def test_share__of_connections(start):
+    """Ten are one percent. Some more are told so, the rest is ended, and all of it is over with the first ten."""
+    helper = start("--share", "1%")
+    some = [Raw(helper) for _ in range(10)]
+    for raw in some:
+        assert raw.ask(gpu.HELLO)[2] == 0
+    kvg = gpu.load_kvg()
+    with pytest.raises(OSError, match="as many connections as it allows") as e:
+        kvg.Context(str(helper.socket), control=True)
+    assert e.value.errno == errno.EUSERS
+    told = [Raw(helper) for _ in range(8)]
+    for raw in told:
+        assert raw.ask(gpu.HELLO)[2] == -errno.EUSERS
+        assert raw.ask(gpu.STAT)[2] == -errno.EUSERS
+    with pytest.raises(OSError, match="has ended the connection") as e:
+        kvg.Context(str(helper.socket), control=True)
+    assert e.value.errno == errno.EPROTONOSUPPORT
+    assert some[0].ask(gpu.STAT)[2] == 0
+    for raw in some + told:
+        raw.close()
+    assert eventually(lambda: helper.stats()["clients"] == 1)

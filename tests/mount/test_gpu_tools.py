@@ -82,6 +82,7 @@ def test_tool__bad_usage(arguments, words):
 
 BAD_USAGE = (
     ([], "give a store"), (["{store}", "{store}"], "give a store"), (["/nowhere"], "is no store"),
+    (["{store}", "--share", "0%"], "bad value '0%'"), (["{store}", "--share", "9"], "bad value '9'"),
     (["{store}", "--hbm", "x"], "bad value 'x'"), (["{store}", "--segment", "0"], "bad value '0'"),
     (["{store}", "--log", "loud"], "bad value"), (["{store}", "--what"], "see `kvgpud --help`"),
     (["{store}", "--backend", "gpu"], "there is no backend 'gpu'"),

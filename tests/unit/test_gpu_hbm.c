@@ -85,6 +85,7 @@ static void on_gone(void *arg, struct kvg_entry *entry)
 
 static bool zeroed = true;
 static uint64_t margin;
+static uint64_t share = BUDGET;
 
 static int setup(void **state)
 {
@@ -92,6 +93,7 @@ static int setup(void **state)
 	char reasons[256];
 	struct kvg_hbm_options options = {
 		.budget = BUDGET,
+		.share = share,
 		.segment = SEGMENT,
 		.granularity = GRANULE,
 		.margin = margin,
@@ -133,6 +135,16 @@ static int setup_shared(void **state)
 	margin = GRANULE;
 	r = setup(state);
 	margin = 0;
+	return r;
+}
+
+static int setup_halves(void **state)
+{
+	int r;
+
+	share = BUDGET / 2;
+	r = setup(state);
+	share = BUDGET;
 	return r;
 }
 
@@ -311,6 +323,38 @@ static void test_hbm__finds_what_covers_a_stretch(void **state)
 	kvg_hbm_staged(entries[0]);
 }
 
+/* Who has all of his share makes room among his own, and is refused when all of that is mapped. */
+static void test_hbm__one_user_has_his_share(void **state)
+{
+	struct kvg_key other = {.ino = 9, .version = 1, .uid = 8};
+	struct kvg_holder holder = {0};
+	struct kvg_entry *entry;
+
+	(void)state;
+	assert_int_equal(try_admit(1, BUDGET / 2 + 1, 0), -E2BIG);
+	assert_int_equal(kvg_hbm_admit(hbm, &other, SEGMENT, 0, &entry), 0);
+	kvg_hbm_staged(entry);
+	resident(1, SEGMENT);
+	resident(2, SEGMENT);
+	resident(3, SEGMENT);
+	assert_null(find(1));
+	assert_ptr_equal(kvg_hbm_find(hbm, &other), entry);
+	assert_int_equal(usage()->used, 3 * SEGMENT);
+	assert_int_equal(kvg_hbm_map(find(2), &holder, true, &seen.maps[0]), 0);
+	assert_int_equal(kvg_hbm_map(find(3), &holder, false, &seen.maps[1]), 0);
+	struct kvg_map *maps[] = {seen.maps[0], seen.maps[1]};
+	assert_int_equal(try_admit(4, SEGMENT, 0), -ENOBUFS);
+	/* What can be asked back of his own is; of what is coming no more is asked. */
+	assert_int_equal(seen.revoked, 1);
+	assert_ptr_equal(seen.maps[0], maps[0]);
+	assert_int_equal(try_admit(4, SEGMENT, 0), -ENOBUFS);
+	assert_int_equal(seen.revoked, 1);
+	kvg_hbm_unmap(maps[0]);
+	resident(4, SEGMENT);
+	assert_ptr_equal(kvg_hbm_find(hbm, &other), entry);
+	kvg_hbm_unmap(maps[1]);
+}
+
 /* What others take of the device while it is nobody's is missing, until they have given it back. */
 static void test_hbm__leaves_others_what_they_have_taken(void **state)
 {
@@ -320,6 +364,7 @@ static void test_hbm__leaves_others_what_they_have_taken(void **state)
 	struct kvg_hbm_options options = {
 		.backend = backend,
 		.budget = BUDGET,
+		.share = share,
 		.segment = SEGMENT,
 		.granularity = GRANULE,
 		.zeroed = true,
@@ -692,6 +737,8 @@ int main(void)
 		TEST(evicts_the_least_recently_used),
 		TEST(keeps_users_and_versions_apart),
 		TEST(finds_what_covers_a_stretch),
+		cmocka_unit_test_setup_teardown(
+			test_hbm__one_user_has_his_share, setup_halves, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_hbm__leaves_others_what_they_have_taken, setup_shared, teardown),
 		TEST(evicts_when_the_device_is_short),
