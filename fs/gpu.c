@@ -65,18 +65,31 @@ static void ticket_free(struct kv_ticket *ticket)
 	free(ticket);
 }
 
-int kv_gpu_ticket(
-	struct kv_gpu *gpu, struct kv_handle *handle, uid_t uid, struct kvfs_ticket *ret_ticket)
+int kv_gpu_look(const struct kv_handle *handle, struct kvfs_ticket *ret_ticket)
 {
 	struct kv_version_attr attr;
-	struct kv_ticket *made;
-	int r;
 
 	if (!handle->version)
 		return -EBUSY;
+	kv_version_attr(handle->version, &attr);
+	*ret_ticket = (struct kvfs_ticket){
+		.ino = handle->node->ino,
+		.version = attr.number,
+		.size = attr.size,
+	};
+	return 0;
+}
+
+int kv_gpu_ticket(
+	struct kv_gpu *gpu, struct kv_handle *handle, uid_t uid, struct kvfs_ticket *ret_ticket)
+{
+	struct kv_ticket *made;
+	int r = kv_gpu_look(handle, ret_ticket);
+
+	if (r < 0)
+		return r;
 	if (!gpu)
 		return -EOPNOTSUPP;
-	kv_version_attr(handle->version, &attr);
 	r = ticket_new(handle, uid, &made);
 	if (r < 0)
 		return r;
@@ -93,13 +106,9 @@ int kv_gpu_ticket(
 			handle->ticket = made;
 			made = old;
 		}
-		memset(ret_ticket, 0, sizeof(*ret_ticket));
 		memcpy(ret_ticket->token, handle->ticket->token, sizeof(ret_ticket->token));
 	}
 	ticket_free(made);
-	ret_ticket->ino = handle->node->ino;
-	ret_ticket->version = attr.number;
-	ret_ticket->size = attr.size;
 	return 0;
 }
 

@@ -35,6 +35,8 @@ struct kv_gpu *kv_gpu_free(struct kv_gpu *gpu);
  */
 int kv_gpu_ticket(
 	struct kv_gpu *gpu, struct kv_handle *handle, uid_t uid, struct kvfs_ticket *ret_ticket);
+/* The same without a token: what a ticket of HANDLE would be of. */
+int kv_gpu_look(const struct kv_handle *handle, struct kvfs_ticket *ret_ticket);
 /* HANDLE ends. */
 void kv_gpu_released(struct kv_gpu *gpu, struct kv_handle *handle);
 /* INO has other content now, or none. */

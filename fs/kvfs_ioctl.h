@@ -151,8 +151,11 @@ struct kvfs_ticket {
 	__u64 ino;      /* out */
 	__u64 version;  /* out: of the file's content, as user.kvfs.version */
 	__u64 size;     /* out: bytes */
-	__u64 reserved; /* in: 0 */
+	__u64 flags;    /* in: 0, or */
 };
+
+/* Only ino, version and size: of what this open file is. Makes no ticket, and ends none. */
+#define KVFS_TICKET_LOOK 1u
 #define KVFS_IOC_TICKET _IOWR(KVFS_IOC_MAGIC, 6, struct kvfs_ticket)
 
 /* ---- Calls as needed ---- */

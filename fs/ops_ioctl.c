@@ -144,12 +144,13 @@ static void ioctl_scrub(fuse_req_t req, uint64_t directory, const void *in)
 static void ioctl_ticket(fuse_req_t req, struct kv_handle *handle, const void *in)
 {
 	struct kvfs_ticket ticket;
-	int r;
+	int r = -EINVAL;
 
 	memcpy(&ticket, in, sizeof(ticket));
-	r = ticket.reserved != 0 ? -EINVAL
-				 : kv_gpu_ticket(kv_daemon_of(req)->gpu, handle,
-					   fuse_req_ctx(req)->uid, &ticket);
+	if (ticket.flags == KVFS_TICKET_LOOK)
+		r = kv_gpu_look(handle, &ticket);
+	else if (ticket.flags == 0)
+		r = kv_gpu_ticket(kv_daemon_of(req)->gpu, handle, fuse_req_ctx(req)->uid, &ticket);
 	if (r < 0)
 		kv_reply_error(req, r);
 	else

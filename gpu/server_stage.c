@@ -147,6 +147,8 @@ static int submit(struct kvg_placement *placement)
 		.chunks = placement->chunks,
 		.extents = placement->extents,
 		.file_fd = placement->file_fd,
+		.ino = placement->entry->key.ino,
+		.version = placement->entry->key.version,
 		.watermark = placement->mark,
 		.arg = placement,
 	};

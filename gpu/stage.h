@@ -57,7 +57,11 @@ struct kvg_job {
 	int object_fd;                  /* the whole file, in DRAM; or -1: */
 	const struct kvg_chunk *chunks; /* one for each chunk of the range */
 	const struct kv_gpu_extent *extents;
-	int file_fd;                     /* to be read through, or -1 */
+	int file_fd; /* to be read through, or -1 */
+	/* Of the mount, what file_fd must be open on: it is somebody else's word. INO 0: anything.
+	 */
+	uint64_t ino;
+	uint64_t version;
 	struct kvg_watermark *watermark; /* offsets in the file; may be NULL */
 	unsigned priority;               /* what has more goes first; see kvg_stager_raise */
 	void *arg;

@@ -64,6 +64,9 @@ struct kvg_slot {
 	unsigned submitted; /* of them, in order */
 	struct kvg_slot_chunk chunks[KVG_SLOT_CHUNKS_MAX];
 	int task_fd; /* the worker's own: the job, and its descriptors, may end before it does */
+	uint64_t task_ino; /* so this, and the next one */
+	uint64_t task_version;
+	bool impostor;       /* found by the worker: task_fd is of another file */
 	unsigned mismatches; /* found by the worker */
 };
 

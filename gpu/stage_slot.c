@@ -4,8 +4,10 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
+#include "fs/kvfs_ioctl.h"
 #include "fs/sum.h"
 #include "gpu/numa.h"
 #include "gpu/stage_internal.h"
@@ -232,10 +234,25 @@ static void start_check(struct kvg_slot *slot)
 
 /* ---- Through the mount, or out of the object ---- */
 
+/*
+ * What a client passed is of the mount, but may be of another file than its ticket. The call goes
+ * to the daemon, and may hang like the reads do.
+ */
+static bool is_the_file(const struct kvg_slot *slot)
+{
+	struct kvfs_ticket look = {.flags = KVFS_TICKET_LOOK};
+
+	if (slot->task_ino == 0)
+		return true;
+	return ioctl(slot->task_fd, KVFS_IOC_TICKET, &look) == 0 && look.ino == slot->task_ino &&
+	       look.version == slot->task_version;
+}
+
 static void run_rescue(struct kvg_task *task)
 {
 	struct kvg_slot *slot = (struct kvg_slot *)task;
 
+	slot->impostor = !is_the_file(slot);
 	for (unsigned i = 0; i < slot_chunks(slot); i++) {
 		uint64_t at = (uint64_t)i << KV_CHUNK_SHIFT, end = at + chunk_length(slot, i);
 		ssize_t n = 1;
@@ -243,7 +260,7 @@ static void run_rescue(struct kvg_task *task)
 		if (!slot->chunks[i].failed)
 			continue;
 		slot->chunks[i].rescued = true;
-		while (at < end && n > 0) {
+		while (at < end && n > 0 && !slot->impostor) {
 			n = pread(slot->task_fd, slot->memory + at, end - at,
 				(off_t)(slot->offset + at));
 			at += n > 0 ? (uint64_t)n : 0;
@@ -265,6 +282,8 @@ static void start_rescue(struct kvg_slot *slot, int fd)
 		slot_release(slot);
 		return;
 	}
+	slot->task_ino = object ? 0 : slot->job->ino;
+	slot->task_version = slot->job->version;
 	slot->state = KVG_SLOT_RESCUING;
 	slot->task.run = run_rescue;
 	set_deadline(slot);
@@ -311,7 +330,7 @@ static void judge(struct kvg_slot *slot)
 		count_bytes(slot);
 		slot->state = KVG_SLOT_READY;
 	} else if (rescued || job->file_fd < 0) {
-		kvg_job_fail(job, -EIO);
+		kvg_job_fail(job, rescued && slot->impostor ? -ESTALE : -EIO);
 		slot_release(slot);
 	} else {
 		start_rescue(slot, job->file_fd);

@@ -203,6 +203,13 @@ int kv_gpu_ticket(
 	return uid % 2 ? -EBUSY : 0;
 }
 
+int kv_gpu_look(const struct kv_handle *handle, struct kvfs_ticket *ret_ticket)
+{
+	(void)handle;
+	memset(ret_ticket, 1, sizeof(*ret_ticket));
+	return 0;
+}
+
 /* ---- Files and versions ---- */
 
 int kv_file_get(struct kv_core *core, uint64_t ino, struct kv_file **ret_file)

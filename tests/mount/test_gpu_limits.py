@@ -1,15 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that lose their device, and users who want too much."""
 import errno
+import os
 
 import gpu
 import pytest
 from data import MIB, blob
 from gpu import Engine, Raw
-from gpufixtures import (FAKE, HOST, SIZE, digest, engine_of, mode,
+from gpufixtures import (FAKE, HOST, SIZE, cold, digest, engine_of, mode, packed_ticket,
                          pytest_generate_tests, start, store)  # noqa: F401
 from procs import NOBODY, eventually
 from syscalls import fails
+
+
+@HOST
+@pytest.mark.parametrize("what", ["another file", "another version", "a writer's"])
+def test_map__a_descriptor_of_something_else_gives_nothing(start, what):
+    """What is not on the drives as it should be is read through it; the ticket was of the file."""
+    helper = start()
+    path, other = store(helper, "f", blob(1, SIZE)), store(helper, "g", blob(2, SIZE))
+    cold(helper, path)
+    _, device, offset, _ = helper.kv.extents(path)[0]
+    with open(helper.kv.device_path(device), "r+b") as f:
+        f.seek(offset + 5)
+        f.write(b"damage")
+    helper.kv.expect_errors("checksum mismatch")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    ticket = packed_ticket(fd)
+    if what == "another version":
+        os.rename(other, path)
+        wrong = os.open(path, os.O_RDONLY)
+    else:
+        wrong = os.open(other, os.O_RDONLY if what == "another file" else os.O_RDWR)
+    raw = Raw(helper)
+    kind, _, status, _, fds = raw.ask(gpu.MAP, ticket, [wrong])
+    assert (kind, status) == (gpu.MAP, 0)
+    while kind != gpu.READY:
+        kind, _, status, _, _ = raw.receive()
+    assert status == -errno.ESTALE
+    raw.send(gpu.UNMAP, map_id=1)
+    for each in (*fds, fd, wrong):
+        os.close(each)
+    raw.close()
+    assert helper.stats()["from_file_bytes"] == 0
 
 
 @FAKE

@@ -46,6 +46,18 @@ def test_ticket__names_the_file_its_version_and_size(link, reader):
         assert gpulink.ticket(other.fileno())[0] != token
 
 
+def test_ticket__a_look_makes_none_and_ends_none(link, reader):
+    """Whoever has the descriptor may see what it is of."""
+    token, *rest = gpulink.ticket(reader)
+    assert gpulink.ticket(reader, 1) == (bytes(16), *rest)
+    assert as_nobody(lambda: gpulink.ticket(reader, 1)) == (bytes(16), *rest)
+    assert link.ask(gpulink.LOCATE, token=token).status == 0
+    put(link.kv.file, b"new")
+    assert gpulink.ticket(reader, 1)[1:] == tuple(rest), "what was opened, not what is there now"
+    with open(link.kv.mnt / "new", "w+b") as f:
+        fails(errno.EBUSY, gpulink.ticket, f.fileno(), 1)
+
+
 def test_ticket__refuses_what_is_being_written(link):
     with open(link.kv.mnt / "new", "wb") as f:
         f.write(b"x")
@@ -54,7 +66,7 @@ def test_ticket__refuses_what_is_being_written(link):
 
 
 def test_ticket__refuses_a_reserved_field_and_a_directory(link, reader):
-    fails(errno.EINVAL, gpulink.ticket, reader, 1)
+    fails(errno.EINVAL, gpulink.ticket, reader, 2)
     fd = os.open(link.kv.mnt, os.O_RDONLY)
     fails(errno.EISDIR, gpulink.ticket, fd)
     os.close(fd)
