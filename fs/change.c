@@ -4,7 +4,7 @@
  * Its chunks may still be written early and punched, so that what is changed can be brought into
  * DRAM: each slot is waited for.
  */
-#include "fs/core_internal.h"
+#include "fs/write_internal.h"
 
 #include <fcntl.h>
 

@@ -2,7 +2,7 @@
 /*
  * Sharing extents between files: whole chunks change hands as numbers, edges are copied.
  */
-#include "fs/core_internal.h"
+#include "fs/write_internal.h"
 
 static int wait_committed(struct kv_version *version)
 {

@@ -14,6 +14,7 @@
  *   seek.c         walking a map
  *   read.c         reading
  *   write.c        writing
+ *   write_pair.c   writing what fills a huge page
  *   change.c       truncate, allocate, punch
  *   promise.c      blocks that are allocated and not written
  *   clone.c        sharing extents
@@ -574,6 +575,9 @@ void kv_pages_for_bits(const struct kv_bits *bits, struct kv_pages *ret_pages);
 /* Charges and allocates them. The slot is BUSY by the caller, which it stays; drops the lock
  * meanwhile. -EAGAIN if DRAM stays short. */
 int kv_chunk_add_pages(struct kv_version *version, uint32_t number, const struct kv_pages *pages);
+/* All pages of NUMBER and the next chunk, or none: both have none so far, and are BUSY by the
+ * caller, which they stay. Drops the lock meanwhile. Does not wait for DRAM. */
+int kv_chunk_add_pair(struct kv_version *version, uint32_t number);
 /* No locks held: allocates what is charged already. On failure none of BITS is there. */
 int kv_chunk_allocate(struct kv_version *version, uint32_t number, const struct kv_bits *bits);
 
@@ -620,27 +624,7 @@ int kv_chunks_count(struct kv_version *version, uint32_t first, uint32_t end, ui
 /* Reads a piece of one chunk, regardless of the size; zeros where there is nothing. */
 int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory);
 
-/* ---- write.c ---- */
-
-/* A writer's state across the chunks of one request. The caller has entered the version. */
-struct kv_writer {
-	struct kv_version *version;
-	uint64_t promised; /* blocks reserved and not used yet */
-	uint64_t growth;   /* blocks that this will add to the version, promised by the quota */
-	bool stream;       /* goes on where the write before has ended */
-	int64_t since_ms;  /* when it came to the chunk at hand */
-};
-/* Writes what lies inside one chunk. Sizes are the caller's. */
-int kv_writer_span(struct kv_writer *writer, const struct kv_span *span, const uint8_t *memory);
-/* Reserves what the bytes [OFFSET, OFFSET + SIZE) need. */
-int kv_writer_promise(struct kv_writer *writer, uint64_t offset, uint64_t size);
-void kv_writer_done(struct kv_writer *writer);
-/* Makes sure that BLOCKS are promised and not used. */
-int kv_writer_promise_more(struct kv_writer *writer, unsigned blocks);
-/* Makes a BASE, COLD or HOT chunk DIRTY with the content it has. */
-int kv_writer_own(struct kv_writer *writer, uint32_t number);
-/* Cuts [OFFSET, OFFSET + SIZE) at chunk borders: the piece at OFFSET. */
-struct kv_span kv_span_at(uint64_t offset, uint64_t size);
+struct kv_writer; /* write_internal.h */
 
 /* ---- change.c ---- */
 

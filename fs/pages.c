@@ -234,15 +234,22 @@ static bool claim_next(struct kv_version *version, uint32_t number)
 	return true;
 }
 
-/* Drops the lock meanwhile. True if NUMBER and the next one, which was claimed, have got all pages.
- */
-static bool add_pair(struct kv_version *version, uint32_t number)
+int kv_chunk_add_pair(struct kv_version *version, uint32_t number)
 {
 	(void)pthread_mutex_unlock(&version->lock);
 	int r = charge_and_allocate_pair(version, number);
 	(void)pthread_mutex_lock(&version->lock);
 	for (uint32_t i = number; i < number + 2 && r == 0; i++)
 		set_charge(version, kv_slot_find(version, i), KV_CHUNK_BLOCKS);
+	return r;
+}
+
+/* Drops the lock meanwhile. True if NUMBER and the next one, which was claimed, have got all pages.
+ */
+static bool add_pair(struct kv_version *version, uint32_t number)
+{
+	int r = kv_chunk_add_pair(version, number);
+
 	kv_slot_find(version, number + 1)->flags &= (uint16_t)~KV_SLOT_BUSY;
 	kv_park_wake(version->file->core, version);
 	return r == 0;

@@ -3,7 +3,7 @@
  * Publishing a version, and settling it: committed, failed, or dropped because nobody can see it
  * any more.
  */
-#include "fs/core_internal.h"
+#include "fs/write_internal.h"
 #include "fs/crash.h"
 
 #include <inttypes.h>

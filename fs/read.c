@@ -2,7 +2,7 @@
 /*
  * Reading a version: from its object, from its base, or from the devices while it fills.
  */
-#include "fs/core_internal.h"
+#include "fs/write_internal.h"
 
 /*
  * Chunks that are brought in ahead of a sequential reader: few at first, more as it goes on. They

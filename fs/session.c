@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/sysmacros.h>
 
 #include "fs/gpu.h"
@@ -21,8 +22,17 @@
 #include "fs/takeover.h"
 #include "fs/workers.h"
 
-/* Bytes one request carries: a chunk. More would need fs.fuse.max_pages_limit above its default. */
-#define REQUEST_SIZE KV_CHUNK_SIZE
+/*
+ * Bytes one request carries: a huge page, so that a large write comes into one at once. The kernel
+ * cuts at its own limit, by default 1 MiB, which is all there was before Linux 6.13.
+ */
+#define REQUEST_SIZE (2 * KV_CHUNK_SIZE)
+#define REQUEST_PAGES (REQUEST_SIZE / 4096)
+#define REQUEST_LIMIT "/proc/sys/fs/fuse/max_pages_limit"
+/* What is before the bytes of a WRITE: fuse_in_header and fuse_write_in of <linux/fuse.h>. */
+#define REQUEST_HEADER 80u
+/* What libfuse wants to have room for beside the bytes (FUSE_BUFFER_HEADER_SIZE). */
+#define REQUEST_SPARE 4096u
 /* Workers block while a cold file is filled or write-back is behind, so there may be many. */
 #define WORKERS_MAX 256u
 #define BACKGROUND_MAX 64u
@@ -56,6 +66,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	}
 	daemon->max_write = conn->max_write;
 	daemon->proto_minor = conn->proto_minor;
+	/* The loop in answer_init. */
+	fuse_session_exit(daemon->session);
 }
 
 static void fill_ops(struct fuse_lowlevel_ops *ops)
@@ -74,6 +86,18 @@ static int add_option(struct fuse_args *args, const char *option)
 {
 	return fuse_opt_add_arg(args, "-o") == 0 && fuse_opt_add_arg(args, option) == 0 ? 0
 											: -ENOMEM;
+}
+
+/* The limit is the host's, for all FUSE mounts to come: it is raised where it is too low. */
+static void raise_request_limit(void)
+{
+	_cleanup_fd_ int fd = open(REQUEST_LIMIT, O_RDWR | O_CLOEXEC);
+	char text[16] = "";
+
+	if (fd < 0 || pread(fd, text, sizeof(text) - 1, 0) <= 0 ||
+		(strtoul(text, NULL, 10) < REQUEST_PAGES && dprintf(fd, "%d", REQUEST_PAGES) < 0))
+		kv_log_debug("mount", "requests stay at the default size path=%s error=%s",
+			REQUEST_LIMIT, strerror(errno));
 }
 
 static int session_new(struct kv_daemon *daemon)
@@ -97,6 +121,7 @@ static int session_new(struct kv_daemon *daemon)
 	if (r == 0 && daemon->options.allow_other)
 		r = add_option(&args, "allow_other");
 	fill_ops(&ops);
+	raise_request_limit();
 	if (r == 0) {
 		daemon->session = fuse_session_new(&args, &ops, sizeof(ops), daemon);
 		if (!daemon->session)
@@ -106,24 +131,18 @@ static int session_new(struct kv_daemon *daemon)
 	return r;
 }
 
-/* The first request of a connection is INIT; answers it. */
+/*
+ * The first request of a connection is INIT; answers it. By libfuse's own loop, for only with
+ * buffers of its own does it agree to requests of more than 1 MiB; op_init ends it.
+ */
 static int answer_init(struct kv_daemon *daemon)
 {
-	struct fuse_buf buffer = {0};
-	int r;
+	int r = fuse_session_loop(daemon->session);
 
-	do
-		r = fuse_session_receive_buf(daemon->session, &buffer);
-	while (r == -EINTR || r == -EAGAIN);
-	if (r > 0) {
-		fuse_session_process_buf(daemon->session, &buffer);
-		r = fuse_session_exited(daemon->session) ? -EPROTO : 0;
-	} else if (r == 0) {
-		r = -ENODEV;
-	}
-	free(buffer.mem);
 	daemon->initialised = true;
-	return r;
+	if (r != 0)
+		return r < 0 ? r : -EPROTO;
+	return daemon->proto_minor == 0 ? -ENODEV : 0;
 }
 
 /* Tries passthrough once with a file of the DRAM tier; if it fails, the whole mount goes without.
@@ -294,18 +313,41 @@ static void *next_main(void *arg)
 	_exit(KV_SUPERVISE_NEXT);
 }
 
+/*
+ * Memory for a request, and where in it one begins so that the bytes of a WRITE lie in whole pages:
+ * the kernel copies a page at a time, and looks up each that it copies to. A huge page makes that
+ * cheaper.
+ */
+static void *request_memory(void)
+{
+	void *memory = aligned_alloc(REQUEST_SIZE, 2 * REQUEST_SIZE);
+
+	if (memory)
+		(void)madvise(memory, REQUEST_SIZE, MADV_HUGEPAGE);
+	return memory;
+}
+
+static void *request_in(void *memory)
+{
+	static_assert(KV_BLOCK_SIZE + REQUEST_SIZE + REQUEST_SPARE <= 2 * REQUEST_SIZE, "fits");
+	return (uint8_t *)memory + KV_BLOCK_SIZE - REQUEST_HEADER;
+}
+
 static int receive_request(void *arg, void **memory)
 {
-	struct fuse_buf buffer = {.mem = *memory};
-	int r = fuse_session_receive_buf(arg, &buffer);
+	struct fuse_buf buffer = {0};
 
-	*memory = buffer.mem;
-	return r;
+	if (!*memory)
+		*memory = request_memory();
+	if (!*memory)
+		return -ENOMEM;
+	buffer.mem = request_in(*memory);
+	return fuse_session_receive_buf(arg, &buffer);
 }
 
 static void handle_request(void *arg, void *memory, size_t size)
 {
-	const struct fuse_buf buffer = {.mem = memory, .size = size};
+	const struct fuse_buf buffer = {.mem = request_in(memory), .size = size};
 
 	fuse_session_process_buf(arg, &buffer);
 }

@@ -4,7 +4,7 @@
  * or the devices, DRAM, space in the store), one step at a time and with no lock held; then the
  * bytes are copied.
  */
-#include "fs/core_internal.h"
+#include "fs/write_internal.h"
 
 static unsigned first_block(const struct kv_span *span)
 {
@@ -150,8 +150,7 @@ static int add_pages(struct kv_version *version, uint32_t number, const struct k
 	return r == -EAGAIN ? -ENOMEM : r;
 }
 
-/* Lock held. The object, large enough for END bytes. */
-static int ensure_object(struct kv_version *version, uint64_t end)
+int kv_writer_object(struct kv_version *version, uint64_t end)
 {
 	/* Small ones are kept exact, so that their publish has nothing to cut. */
 	uint64_t size = end <= KV_CHUNK_SIZE ? end : kv_round_up(end, KV_CHUNK_SIZE);
@@ -167,9 +166,7 @@ static int ensure_object(struct kv_version *version, uint64_t end)
 
 /* ---- Content ---- */
 
-/* Lock held, the slot's content resident (or not needed): DIRTY with BITS. The promise pays for it.
- */
-static int make_dirty(struct kv_writer *writer, uint32_t number, const struct kv_bits *bits)
+int kv_writer_make_dirty(struct kv_writer *writer, uint32_t number, const struct kv_bits *bits)
 {
 	struct kv_version *version = writer->version;
 	struct kv_core *core = version->file->core;
@@ -253,14 +250,14 @@ static bool covers(
 static int own_pages(struct kv_writer *writer, uint32_t number, const struct kv_bits *bits)
 {
 	struct kv_version *version = writer->version;
-	int r = ensure_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
+	int r = kv_writer_object(version, ((uint64_t)number + 1) << KV_CHUNK_SHIFT);
 	struct kv_pages pages;
 
 	kv_pages_for_bits(bits, &pages);
 	/* BUSY as the slot is, it cannot be punched. */
 	if (r == 0 && !(kv_slot_find(version, number)->flags & KV_SLOT_RESIDENT))
 		r = add_pages(version, number, &pages);
-	return r < 0 ? r : make_dirty(writer, number, bits);
+	return r < 0 ? r : kv_writer_make_dirty(writer, number, bits);
 }
 
 /*
@@ -337,7 +334,7 @@ static int make_ready(struct kv_writer *writer, const struct kv_span *span, enum
 		return r;
 	}
 	if (r == 0)
-		r = ensure_object(version, span_end(span));
+		r = kv_writer_object(version, span_end(span));
 	if (r < 0) {
 		(void)pthread_mutex_unlock(&version->lock);
 		return r;
@@ -377,7 +374,7 @@ static int copy_in(struct kv_writer *writer, const struct kv_span *span, const u
 
 	kv_slot_bits(slot, &bits);
 	kv_bits_set(&bits, first_block(span), end_block(span));
-	r = make_dirty(writer, span->chunk, &bits);
+	r = kv_writer_make_dirty(writer, span->chunk, &bits);
 	if (r < 0) {
 		(void)pthread_mutex_unlock(&version->lock);
 		return r;
@@ -439,7 +436,7 @@ int kv_writer_own(struct kv_writer *writer, uint32_t number)
 		kv_slot_bits(slot, &bits);
 		unsigned again = blocks_again(&bits, state, slot->flags);
 		if (state == KV_CHUNK_HOT && writer->promised >= again) {
-			r = make_dirty(writer, number, &bits);
+			r = kv_writer_make_dirty(writer, number, &bits);
 			(void)pthread_mutex_unlock(&version->lock);
 			return r;
 		}
@@ -466,8 +463,12 @@ static int write_spans(
 		const struct kv_span span = kv_span_at(at, end - at);
 
 		kv_core_throttle(writer->version->file->core);
-		r = kv_writer_span(writer, &span, memory + (at - offset));
-		at += span.to - span.from;
+		int64_t n = kv_writer_pair(writer, at, end - at, memory + (at - offset));
+		if (n == 0)
+			r = kv_writer_span(writer, &span, memory + (at - offset));
+		else if (n < 0)
+			r = (int)n;
+		at += n > 0 ? (uint64_t)n : span.to - span.from;
 	}
 	return r;
 }

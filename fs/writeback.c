@@ -7,6 +7,7 @@
  * to do and DRAM is short, chunks of versions that are still being written follow, so that a file
  * may be larger than the tier.
  */
+#include "fs/write_internal.h"
 #include "fs/writeback_internal.h"
 #include "fs/crash.h"
 

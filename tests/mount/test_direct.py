@@ -148,6 +148,39 @@ def test_r2_one_call_moves_128_mib(kv, flags):
             assert back[:] == buffer[:]
 
 
+def request_limit():
+    """Bytes of a request that the kernel allows; a mount raises that for those after it."""
+    try:
+        with open("/proc/sys/fs/fuse/max_pages_limit", encoding="ascii") as file:
+            return int(file.read()) * 4096
+    except FileNotFoundError:  # before Linux 6.13
+        return MIB
+
+
+def test_r2_a_large_write_comes_in_few_requests(fresh):
+    kv = fresh()
+    size = 16 * MIB
+    if request_limit() < 2 * MIB:
+        pytest.skip("needs Linux 6.13, and the right to raise fs.fuse.max_pages_limit")
+    data = blob(8, size)
+    for shift in (0, 24):  # memory of tensors is aligned to pages, that of Python is not
+        before = kv.status()["counters"]
+        with aligned(size + 4096) as buffer:
+            buffer[shift:shift + size] = data
+            with memoryview(buffer) as view, view[shift:shift + size] as part:
+                fd = os.open(kv.dir / f"f{shift}", os.O_CREAT | os.O_WRONLY, 0o644)
+                assert os.write(fd, part) == size
+                os.close(fd)
+        after = kv.status()["counters"]
+        assert after["fuse_write_bytes"] - before["fuse_write_bytes"] == size
+        requests = after["fuse_write"] - before["fuse_write"]
+        assert requests == size // (2 * MIB) + (shift > 0)
+        assert get(kv.dir / f"f{shift}") == data
+    kv.remount()
+    for shift in (0, 24):
+        assert get(kv.dir / f"f{shift}") == data
+
+
 @pytest.mark.timeout(240)
 def test_r2_one_call_moves_1_gib(fresh):
     """Larger than the DRAM budget: reserved before it is accepted, so never short."""
