@@ -4,6 +4,7 @@
  * publishes each to the index. So the index never names bytes that a power cut could take back.
  */
 #include "fs/core_internal.h"
+#include "fs/writeback_internal.h"
 #include "fs/crash.h"
 
 #include <inttypes.h>
@@ -365,9 +366,8 @@ static bool must_wait(struct kv_version *version)
 {
 	struct kv_shard *shard = kv_shard_of(version->file->core, version->file->ino);
 	KV_LOCKED(&shard->lock);
-	struct kv_version *older = TAILQ_PREV(version, kv_version_queue, sibling);
 
-	return older && !kv_version_is_settled(older);
+	return kv_version_must_wait_locked(version);
 }
 
 /*

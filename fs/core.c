@@ -277,6 +277,7 @@ static void core_init_locks(struct kv_core *core)
 	(void)pthread_mutex_init(&core->watch.lock, NULL);
 	kv_cond_init(&core->watch.cond);
 	TAILQ_INIT(&core->writeback.queue);
+	TAILQ_INIT(&core->writeback.waiting);
 	TAILQ_INIT(&core->writeback.complete);
 	TAILQ_INIT(&core->writeback.inflight);
 	(void)pthread_mutex_init(&core->dram_evictor.lock, NULL);

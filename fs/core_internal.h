@@ -190,6 +190,7 @@ struct kv_version {
 	TAILQ_ENTRY(kv_version) inflight; /* published and not settled, in order of serial */
 	uint64_t serial;
 	bool bulky; /* written alone, not in one batch with others */
+	bool aside; /* in core->writeback.waiting; changed under the file's lock, too */
 
 	/* Guarded by the lock. */
 	uint8_t state; /* enum kv_version_state */
@@ -344,6 +345,7 @@ struct kv_core {
 		pthread_cond_t
 			settled; /* a version was committed or failed, dirty bytes went down */
 		struct kv_version_queue queue;
+		struct kv_version_queue waiting; /* for an earlier version of their file */
 		struct kv_version_queue complete;
 		struct kv_version_queue inflight;
 		uint64_t serial;
@@ -425,8 +427,6 @@ int kv_core_charge(struct kv_core *core, uint64_t bytes, unsigned patience_ms);
 void kv_core_uncharge(struct kv_core *core, uint64_t bytes);
 /* For pages that are there already. -EAGAIN if the budget is smaller. Never waits. */
 int kv_core_charge_found(struct kv_core *core, uint64_t bytes);
-/* Evicts files until the index is not short of room any more, or 256. False: nothing was gained. */
-bool kv_core_index_room(struct kv_core *core);
 /* Promises blocks of the store; evicts and waits when it is full: also, as long as leases run, for
  * their end. */
 int kv_core_reserve(struct kv_core *core, uint64_t blocks);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Room for the index to grow: where it has none, files are evicted for that. */
 #include "fs/core_internal.h"
+#include "fs/writeback_internal.h"
 
 /* Files that go before the index is asked again. */
 #define FILES_AT_ONCE 256u

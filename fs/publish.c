@@ -4,6 +4,7 @@
  * any more.
  */
 #include "fs/write_internal.h"
+#include "fs/writeback_internal.h"
 #include "fs/crash.h"
 
 #include <inttypes.h>
@@ -269,6 +270,7 @@ void kv_version_settle(struct kv_version *version, enum kv_version_state state, 
 	if (file->reaped && file->current == version)
 		reaped = kv_steal_ptr(&file->current);
 	kv_file_consider_reap_locked(file);
+	kv_writeback_next_locked(file);
 	kv_park_wake(core, file);
 	(void)pthread_mutex_unlock(&shard->lock);
 	{

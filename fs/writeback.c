@@ -164,18 +164,57 @@ bool kv_batch_collect(
 
 /* ---- Published versions ---- */
 
-/* Waits until the versions of the file that were published before are settled. */
-static void wait_for_earlier(struct kv_version *version)
+/* Another version was published between VERSION and what it was made from. By number: one that came
+ * between and was committed may be gone from the list by now. */
+static bool is_late(const struct kv_version *version)
 {
-	struct kv_file *file = version->file;
-	struct kv_shard *shard = kv_shard_of(file->core, file->ino);
-	KV_LOCKED(&shard->lock);
+	return version->base && version->number != version->base->number + 1;
+}
 
-	for (;;) {
-		struct kv_version *older = TAILQ_PREV(version, kv_version_queue, sibling);
-		if (!older || kv_version_is_settled(older))
-			return;
-		kv_park_wait(file->core, file, &shard->lock, KV_WAIT_SLICE_MS);
+bool kv_version_must_wait_locked(struct kv_version *version)
+{
+	struct kv_version *older = TAILQ_PREV(version, kv_version_queue, sibling);
+
+	return older && !kv_version_is_settled(older);
+}
+
+static void set_aside_locked(struct kv_core *core, struct kv_version *version)
+{
+	KV_LOCKED(&core->writeback.lock);
+
+	version->aside = true;
+	TAILQ_INSERT_TAIL(&core->writeback.waiting, version, queued);
+}
+
+/*
+ * Puts VERSION aside while one that was published before it is not settled; that may take as long
+ * as a device hangs, and no thread waits with it. True if so: it is somebody else's then.
+ */
+static bool put_aside(struct kv_version *version)
+{
+	struct kv_core *core = version->file->core;
+	/* Who settles the earlier one looks under this lock. */
+	KV_LOCKED(&kv_shard_of(core, version->file->ino)->lock);
+
+	if (!is_late(version) || !kv_version_must_wait_locked(version))
+		return false;
+	set_aside_locked(core, version);
+	return true;
+}
+
+void kv_writeback_next_locked(struct kv_file *file)
+{
+	struct kv_core *core = file->core;
+	struct kv_version *version;
+
+	TAILQ_FOREACH (version, &file->versions, sibling) {
+		if (!version->aside || kv_version_must_wait_locked(version))
+			continue;
+		KV_LOCKED(&core->writeback.lock);
+		version->aside = false;
+		TAILQ_REMOVE(&core->writeback.waiting, version, queued);
+		TAILQ_INSERT_HEAD(&core->writeback.queue, version, queued);
+		(void)pthread_cond_broadcast(&core->writeback.work);
 	}
 }
 
@@ -252,15 +291,13 @@ static int resolve_base(struct kv_version *version)
 	return r;
 }
 
-/* Returns an error if VERSION cannot be what it was meant to be. */
+/* Earlier versions are settled. Returns an error if VERSION cannot be what it was meant to be. */
 static int settle_base(struct kv_version *version)
 {
 	struct kv_version *base = version->base;
 
-	/* By number: one that came between and was committed may be gone from the list by now. */
-	if (!base || version->number == base->number + 1)
+	if (!is_late(version))
 		return 0;
-	wait_for_earlier(version);
 	(void)pthread_mutex_lock(&base->lock);
 	int r = kv_version_failure_locked(base);
 	(void)pthread_mutex_unlock(&base->lock);
@@ -273,6 +310,10 @@ static void work_off(struct kv_worker *worker, struct kv_version **versions, uns
 		uint32_t cursor = 0;
 		bool more = !kv_version_is_invisible(versions[i]);
 
+		if (more && put_aside(versions[i])) {
+			versions[i] = NULL;
+			continue;
+		}
 		/* For good: somebody may open it before the commit stage looks, but its chunks were
 		 * not written. */
 		if (!more) {
@@ -294,7 +335,8 @@ static void work_off(struct kv_worker *worker, struct kv_version **versions, uns
 	kv_batch_run(worker);
 	kv_crash_point("writeback-written");
 	for (unsigned i = 0; i < count; i++)
-		kv_commit_push(versions[i]);
+		if (versions[i])
+			kv_commit_push(versions[i]);
 }
 
 /* ---- Early write-back ---- */
@@ -406,7 +448,8 @@ static void wait_for_work(struct kv_core *core)
 /* Queue locked. Also at the end nothing is left behind: a slow device may answer yet. */
 static bool is_done(const struct kv_core *core)
 {
-	return core->writeback.stop && TAILQ_EMPTY(&core->writeback.queue);
+	return core->writeback.stop && TAILQ_EMPTY(&core->writeback.queue) &&
+	       TAILQ_EMPTY(&core->writeback.waiting);
 }
 
 static void worker_loop(struct kv_worker *worker)

@@ -63,4 +63,11 @@ bool kv_batch_collect(
 void kv_batch_run(struct kv_worker *worker);
 void kv_batch_done(struct kv_worker *worker);
 
+/* The version of its file that was published before is not settled. Shard locked. */
+bool kv_version_must_wait_locked(struct kv_version *version);
+/* A version of FILE was settled: those that waited for it are written. Shard locked. */
+void kv_writeback_next_locked(struct kv_file *file);
+/* Evicts files until the index is not short of room any more, or 256. False: nothing was gained. */
+bool kv_core_index_room(struct kv_core *core);
+
 #endif

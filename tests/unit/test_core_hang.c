@@ -362,6 +362,54 @@ static void test_core_hang__flush(void **state)
 	unit_done(&unit);
 }
 
+#define LATE 40u
+
+/* Versions that wait for an earlier one of their file, which a device holds up, hold up nobody. */
+static void test_core_hang__versions_wait_for_earlier_ones(void **state)
+{
+	struct kv_file *files[LATE];
+	struct kv_version *earlier[LATE], *later[LATE];
+	struct unit unit;
+
+	(void)state;
+	hang_init(&unit, two);
+	for (unsigned i = 0; i < LATE; i++)
+		files[i] = unit_file(&unit, put_on(&unit, 0, i));
+	unit_sync(&unit);
+	atomic_store(&hang.flushes, 1);
+	for (unsigned i = 0; i < LATE; i++) {
+		struct kv_version *base = unit_current(files[i]);
+
+		earlier[i] = unit_new(files[i], base);
+		later[i] = unit_new(files[i], base);
+		kv_version_unref(base);
+		assert_int_equal(unit_write_pattern(earlier[i], 300 << 10, 0, 100 + i), 0);
+		assert_int_equal(unit_publish(earlier[i]), 0);
+	}
+	assert_int_equal(kv_version_sync(earlier[0]), -EIO);
+	for (unsigned i = 0; i < LATE; i++) {
+		assert_int_equal(unit_write_pattern(later[i], 4096, 0, 200 + i), 0);
+		assert_int_equal(unit_publish(later[i]), 0);
+	}
+	assert_int_equal(kv_version_sync(later[0]), -EIO);
+	uint64_t other = put_on(&unit, 1, LATE);
+	struct kv_file *file = unit_file(&unit, other);
+	struct kv_version *version = unit_current(file);
+	assert_int_equal(kv_version_sync(version), 0);
+	kv_version_unref(version);
+	kv_file_put(file);
+	atomic_store(&hang.flushes, 0);
+	for (unsigned i = 0; i < LATE; i++) {
+		assert_int_equal(kv_version_sync(later[i]), 0);
+		unit_expect_pattern(later[i], 4096, 0, 200 + i);
+		kv_version_unref(earlier[i]);
+		kv_version_unref(later[i]);
+		kv_file_put(files[i]);
+	}
+	assert_int_equal(kv_stat_get(&unit.stats.writeback_errors), 0);
+	unit_done(&unit);
+}
+
 /* A file that is being written, and was begun to be written early, cannot be published or cut while
  * that is under way: EIO; and can, afterwards. */
 static void test_core_hang__writers_get_eio(void **state)
@@ -468,6 +516,7 @@ int main(void)
 		cmocka_unit_test(test_core_hang__dirty_bytes_stay),
 		cmocka_unit_test(test_core_hang__writes_go_elsewhere),
 		cmocka_unit_test(test_core_hang__flush),
+		cmocka_unit_test(test_core_hang__versions_wait_for_earlier_ones),
 		cmocka_unit_test(test_core_hang__writers_get_eio),
 		cmocka_unit_test(test_core_hang__the_end_writes_what_it_can),
 		cmocka_unit_test(test_core_hang__the_end_comes),
