@@ -263,6 +263,20 @@ static void op_lseek(
 		kv_reply_check(daemon, fuse_reply_lseek(req, (off_t)found));
 }
 
+/*
+ * Within one file ranges must not overlap. The kernel sees to that for one inode, and the version
+ * that is read and the one that is written are two to it.
+ */
+static bool overlaps_itself(const struct kv_clone *clone, uint64_t source_size)
+{
+	uint64_t length = clone->from_offset < source_size
+				  ? kv_min_u64(clone->length, source_size - clone->from_offset)
+				  : 0;
+
+	return clone->to_offset + length > clone->from_offset &&
+	       clone->to_offset < clone->from_offset + length;
+}
+
 /* Shares extents where it can. Sources that are not published: the kernel copies (EOPNOTSUPP). */
 static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_offset,
 	struct fuse_file_info *from_fi, fuse_ino_t to_id, off_t to_offset,
@@ -287,10 +301,14 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t from_id, off_t from_of
 		kv_reply_error(req, EOPNOTSUPP);
 		return;
 	}
+	kv_version_attr(clone.from, &source);
+	if (kv_handle_of(from_fi)->node->ino == node->ino && overlaps_itself(&clone, source.size)) {
+		kv_reply_error(req, EINVAL);
+		return;
+	}
 	outcome.error = kv_node_change(daemon, node, fuse_req_ctx(req)->pid, &outcome.version);
 	if (outcome.error == 0) {
 		/* Behind the source's end there is nothing to be missed. */
-		kv_version_attr(clone.from, &source);
 		if (clone.from_offset < source.size)
 			outcome.to =
 				outcome.from + kv_min_u64(length, source.size - clone.from_offset);

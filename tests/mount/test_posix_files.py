@@ -295,6 +295,30 @@ def test_appends_of_many_processes_lose_nothing(place):
             assert f"{number}.{i}\n".encode() in lines
 
 
+@pytest.mark.parametrize("at, to, length, expected", [
+    (0, 0, 5000, "EINVAL"), (0, 4999, 5000, "EINVAL"), (4999, 0, 5000, "EINVAL"),
+    (0, 60_000, 70_000, "EINVAL"), (0, 5000, 5000, 5000), (5000, 0, 5000, 5000),
+    (69_000, 70_000, 5000, 1000), (70_000, 70_000, 10, 0)])
+def test_copy_file_range_within_a_file(place, at, to, length, expected):
+    """Ranges of one file, by two descriptors, must not overlap, as far as there is something."""
+    path, data = place / "f", blob(1, 70_000)
+    put(path, data)
+    source, target = os.open(path, os.O_RDONLY), os.open(path, os.O_WRONLY)
+    try:
+        try:
+            done = os.copy_file_range(source, target, length, at, to)
+        except OSError as e:
+            done = errno.errorcode[e.errno]
+        assert done == expected
+    finally:
+        os.close(source)
+        os.close(target)
+    after = bytearray(data)
+    if expected != "EINVAL":
+        after[to:to + expected] = data[at:at + expected]
+    assert get(path) == after
+
+
 def test_copy_file_range_between_offsets(place):
     data = blob(9, 3 * MIB)
     put(place / "a", data)
