@@ -124,7 +124,8 @@ class Calls:
         os.ftruncate(self.fds[handle], size)
 
     def size(self, handle):
-        return os.fstat(self.fds[handle]).st_size
+        st = os.fstat(self.fds[handle])
+        return None if stat.S_ISDIR(st.st_mode) else st.st_size
 
     def fsync(self, handle):
         os.fsync(self.fds[handle])
