@@ -395,6 +395,7 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 		(void)core_stop(core);
 		kv_adopt_done(core);
 		kv_dram_free(core->dram);
+		free(core->fill.staging);
 		free(core->leases);
 		free(core);
 		return r;
@@ -430,6 +431,7 @@ struct kv_core *kv_core_free(struct kv_core *core)
 	if (left == 0)
 		kv_dram_free(core->dram);
 	kv_adopt_done(core);
+	free(core->fill.staging);
 	free(core->leases);
 	free(core);
 	return NULL;

@@ -335,6 +335,9 @@ struct kv_core {
 		struct kv_fill_queue urgent;
 		struct kv_fill_queue ahead;
 		unsigned idle; /* threads without work */
+		/* A chunk, for the one thread that works while all others are idle; NULL while it
+		 * has it. */
+		void *staging;
 		bool stop;
 		struct kv_crew crew;
 	} fill;

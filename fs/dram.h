@@ -151,5 +151,7 @@ int kv_object_copy(struct kv_object *to, uint64_t to_offset, struct kv_object *f
  */
 int kv_object_map(struct kv_object *object, uint64_t offset, size_t length, void **ret_memory);
 void kv_object_unmap(void *memory, size_t length);
+/* Makes the pages of a mapping ready for what will be written there. */
+void kv_object_touch(void *memory, size_t length);
 
 #endif

@@ -4,11 +4,14 @@
  */
 #include "fs/fill_internal.h"
 
+#include <sys/mman.h>
+
 /* While one waits for its device or compares sums, the others keep the device's queue filled. */
 #define FILL_THREADS_A_DEVICE 4u
 #define FILL_THREADS_MAX 8u
 #define FILL_BATCH_JOBS 64u
 #define FILL_SHARE_CHUNKS 2u
+#define STAGING_SIZE ((size_t)2 << 20)
 
 /* Lock held. True if the chunk has to be brought in and nobody is at it. */
 static bool is_wanted(struct kv_version *version, uint32_t number)
@@ -361,35 +364,66 @@ static unsigned take_jobs(struct kv_core *core, struct kv_fill **ret_jobs)
 	return count;
 }
 
+/* Waits for work; no jobs: there will be none. */
+static void next_batch(struct kv_core *core, struct kv_fill_batch *ret_batch)
+{
+	KV_LOCKED(&core->fill.lock);
+
+	while ((ret_batch->count = take_jobs(core, ret_batch->jobs)) == 0 && !core->fill.stop) {
+		core->fill.idle++;
+		(void)pthread_cond_wait(&core->fill.cond, &core->fill.lock);
+		core->fill.idle--;
+	}
+	ret_batch->staging = NULL;
+	if (ret_batch->count == 1 && core->fill.idle + 1 >= core->fill.crew.size)
+		ret_batch->staging = kv_steal_ptr(&core->fill.staging);
+}
+
+static void end_batch(struct kv_core *core, const struct kv_fill_batch *batch)
+{
+	KV_LOCKED(&core->fill.lock);
+
+	if (batch->staging)
+		core->fill.staging = batch->staging;
+}
+
 static void *fill_main(void *arg)
 {
 	struct kv_core *core = arg;
 	struct kv_fill *jobs[FILL_BATCH_JOBS];
+	struct kv_fill_batch batch = {.jobs = jobs};
 	unsigned me = kv_crew_join(&core->fill.crew);
 	struct kv_ring *ring = NULL;
 	int r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
 
 	for (;;) {
-		unsigned count;
-		{
-			KV_LOCKED(&core->fill.lock);
-			while ((count = take_jobs(core, jobs)) == 0 && !core->fill.stop) {
-				core->fill.idle++;
-				(void)pthread_cond_wait(&core->fill.cond, &core->fill.lock);
-				core->fill.idle--;
-			}
-			if (count == 0)
-				break;
-		}
+		next_batch(core, &batch);
+		if (batch.count == 0)
+			break;
 		/* What it lacked when the thread began may be there now. */
 		if (r < 0)
 			r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
 		kv_crew_begin(&core->fill.crew, me);
-		kv_fill_run(core, ring, r, (struct kv_fill_batch){jobs, count});
+		kv_fill_run(core, ring, r, batch);
 		kv_crew_end(&core->fill.crew, me);
+		end_batch(core, &batch);
 	}
 	kv_ring_free(ring);
 	return NULL;
+}
+
+/* One huge page, which a transfer takes whole. Without it the first chunk waits for its pages. */
+static void *new_staging(void)
+{
+	void *memory = aligned_alloc(STAGING_SIZE, STAGING_SIZE);
+
+	static_assert(STAGING_SIZE >= KV_CHUNK_SIZE, "room for a chunk");
+	if (!memory)
+		return NULL;
+	(void)madvise(memory, STAGING_SIZE, MADV_HUGEPAGE);
+	/* Somebody's content: see privileges.h. */
+	(void)madvise(memory, STAGING_SIZE, MADV_DONTDUMP);
+	return memory;
 }
 
 int kv_fill_start(struct kv_core *core)
@@ -397,6 +431,7 @@ int kv_fill_start(struct kv_core *core)
 	unsigned count = (unsigned)kv_min_u64(
 		FILL_THREADS_A_DEVICE * kv_devices_count(core->devices), FILL_THREADS_MAX);
 
+	core->fill.staging = new_staging();
 	core->fill.crew.main = fill_main;
 	return kv_crew_start(core, &core->fill.crew, count);
 }

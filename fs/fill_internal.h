@@ -31,6 +31,9 @@ struct kv_fill {
 struct kv_fill_batch {
 	struct kv_fill **jobs;
 	unsigned count;
+	/* Room for a chunk, if no others are being filled: its first chunk is read there while its
+	 * pages are made. */
+	void *staging;
 };
 
 /* Frees a job with MEMORY. */

@@ -21,7 +21,9 @@ struct piece {
 	struct kv_io *ios;
 	unsigned io_count;
 	uint64_t sum;
-	unsigned left; /* transfers */
+	uint8_t *target; /* where it is copied to; NULL: it is read there */
+	bool early;      /* TARGET is still to come */
+	unsigned left;   /* transfers, and TARGET */
 	int result;
 	bool finished;
 	bool mismatch;
@@ -153,9 +155,15 @@ static int memory_for_job(struct run *run, unsigned index, struct piece *pieces)
 		pieces[0].buffer = -1;
 	}
 	r = map_job(run, index);
-	for (uint32_t i = 0; i < job->count && r == 0; i++)
-		pieces[i].blocks.memory =
+	for (uint32_t i = 0; i < job->count && r == 0; i++) {
+		uint8_t *memory =
 			(uint8_t *)run->mappings[index].memory + ((size_t)i << KV_CHUNK_SHIFT);
+
+		if (pieces[i].early)
+			pieces[i].target = memory;
+		else
+			pieces[i].blocks.memory = memory;
+	}
 	return r;
 }
 
@@ -177,36 +185,19 @@ static int make_ios(struct piece *piece)
 
 static void start_piece(struct run *run, struct piece *piece)
 {
-	piece->left = piece->io_count;
+	piece->left = piece->io_count + piece->early;
 	kv_ring_add(run->ring, piece->ios, piece->io_count);
 }
 
-/* Finds memory and extents for a job, and sends it on its way before the next one is prepared. */
-static void start_job(struct run *run, unsigned index, struct piece *pieces)
+static void prepare_piece(struct run *run, struct piece *piece)
 {
-	struct kv_fill *job = run->batch.jobs[index];
-	struct kv_bits whole = {0};
-	int r;
-
-	kv_bits_set(&whole, 0, KV_CHUNK_BLOCKS);
-	for (uint32_t i = 0; i < job->count; i++)
-		pieces[i] = (struct piece){
-			.job = job,
-			.blocks.number = job->first + i,
-			.blocks.bits = job->memory || i + 1 < job->count ? whole : job->bits,
-			.buffer = -1,
-		};
-	r = memory_for_job(run, index, pieces);
-	for (uint32_t i = 0; i < job->count; i++) {
-		pieces[i].result = r < 0 ? r : piece_resolve(&pieces[i]);
-		if (pieces[i].result == 0)
-			pieces[i].result = make_ios(&pieces[i]);
-		if (pieces[i].result < 0)
-			pieces[i].extent_count = 0;
-		else
-			start_piece(run, &pieces[i]);
-	}
-	kv_ring_submit(run->ring);
+	piece->result = piece_resolve(piece);
+	if (piece->result == 0)
+		piece->result = make_ios(piece);
+	if (piece->result < 0)
+		piece->extent_count = 0;
+	else
+		start_piece(run, piece);
 }
 
 /* ---- Ending ---- */
@@ -285,6 +276,22 @@ static int copy_to_object(struct piece *piece)
 	return kv_blocks_store(&piece->blocks, version->object, size);
 }
 
+/* What no extent covers is not copied: the staging memory has another chunk's bytes there. */
+static void copy_to_target(const struct piece *piece)
+{
+	struct kv_bits bits = {0};
+
+	for (unsigned i = 0; i < piece->extent_count; i++)
+		kv_bits_set(&bits, piece->extents[i].block,
+			piece->extents[i].block + piece->extents[i].count);
+	if (piece->extent_count == 0) /* it came from a base's object, whole */
+		bits = piece->blocks.bits;
+	KV_BITS_FOREACH (first, end, &bits)
+		memcpy(piece->target + ((size_t)first << KV_BLOCK_SHIFT),
+			piece->blocks.memory + ((size_t)first << KV_BLOCK_SHIFT),
+			(size_t)(end - first) << KV_BLOCK_SHIFT);
+}
+
 static void finish_piece(struct run *run, struct piece *piece)
 {
 	struct kv_fill *job = piece->job;
@@ -302,6 +309,8 @@ static void finish_piece(struct run *run, struct piece *piece)
 		return;
 	if (piece->result == 0 && piece->buffer >= 0)
 		piece->result = copy_to_object(piece);
+	if (piece->result == 0 && piece->target)
+		copy_to_target(piece);
 	settle_slot(run, piece);
 }
 
@@ -414,6 +423,75 @@ static void end_job(struct run *run, unsigned index, const struct piece *pieces)
 		core->hooks.became_hot(core->hooks.arg, version->file->ino);
 	kv_version_unref(version);
 	free(job);
+}
+
+/* ---- Running ---- */
+
+/*
+ * Making a huge page takes as long as a good part of reading it (the kernel clears it). So the
+ * first chunk of a job that comes alone is on its way before its pages are there.
+ */
+static bool starts_early(const struct run *run, const struct kv_fill *job)
+{
+	size_t bytes = (size_t)kv_bits_count(&job->bits) << KV_BLOCK_SHIFT;
+
+	return run->batch.staging && run->batch.count == 1 && !job->memory &&
+	       (job->count > 1 || bytes > KV_RING_BUFFER_SIZE) && kv_bits_is_prefix(&job->bits);
+}
+
+static void start_early(struct run *run, struct piece *piece)
+{
+	piece->early = true;
+	piece->blocks.memory = run->batch.staging;
+	prepare_piece(run, piece);
+	kv_ring_submit(run->ring);
+}
+
+/* The early piece's pages are there, or cannot be had (R). */
+static void target_early(struct run *run, struct piece *piece, int r)
+{
+	bool started = piece->result == 0 || piece->extent_count > 0;
+
+	piece->early = false;
+	if (started)
+		piece->left--;
+	if (r < 0) {
+		piece->result = r;
+		piece->extent_count = 0;
+		return;
+	}
+	kv_object_touch(piece->target, (size_t)kv_bits_end(&piece->blocks.bits) << KV_BLOCK_SHIFT);
+	if (started && piece->left == 0 && piece->result == 0)
+		finish_piece(run, piece);
+}
+
+/* Finds memory and extents for a job, and sends it on its way before the next one is prepared. */
+static void start_job(struct run *run, unsigned index, struct piece *pieces)
+{
+	struct kv_fill *job = run->batch.jobs[index];
+	const bool early = starts_early(run, job);
+	struct kv_bits whole = {0};
+	int r;
+
+	kv_bits_set(&whole, 0, KV_CHUNK_BLOCKS);
+	for (uint32_t i = 0; i < job->count; i++)
+		pieces[i] = (struct piece){
+			.job = job,
+			.blocks.number = job->first + i,
+			.blocks.bits = job->memory || i + 1 < job->count ? whole : job->bits,
+			.buffer = -1,
+		};
+	if (early)
+		start_early(run, &pieces[0]);
+	r = memory_for_job(run, index, pieces);
+	for (uint32_t i = early; i < job->count; i++) {
+		pieces[i].result = r;
+		if (r == 0)
+			prepare_piece(run, &pieces[i]);
+	}
+	kv_ring_submit(run->ring);
+	if (early)
+		target_early(run, &pieces[0], r);
 }
 
 static void run_pieces(struct run *run)

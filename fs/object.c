@@ -367,6 +367,12 @@ int kv_object_map(struct kv_object *object, uint64_t offset, size_t length, void
 	return r;
 }
 
+/* Before Linux 5.14 the first writes do it. */
+void kv_object_touch(void *memory, size_t length)
+{
+	(void)madvise(memory, length, MADV_POPULATE_WRITE);
+}
+
 void kv_object_unmap(void *memory, size_t length)
 {
 	int r = munmap(memory, length);

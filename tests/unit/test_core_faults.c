@@ -318,10 +318,10 @@ static void test_core_faults__late_rings(void **state)
 	unit_unmount(&unit);
 	atomic_store(&unit.disk.queues_fail, many);
 	unit_mount(&unit);
-	/* Two threads fill, and two write. */
-	for (unsigned i = 0; i < 5000 && atomic_load(&unit.disk.queues_fail) > many - 4; i++)
+	/* Four threads fill, and two write. */
+	for (unsigned i = 0; i < 5000 && atomic_load(&unit.disk.queues_fail) > many - 6; i++)
 		(void)usleep(1000);
-	assert_int_equal(atomic_load(&unit.disk.queues_fail), many - 4);
+	assert_int_equal(atomic_load(&unit.disk.queues_fail), many - 6);
 	atomic_store(&unit.disk.queues_fail, 0);
 	uint64_t ino = unit_put(&unit, "new", 3 * MIB, 2);
 	unit_sync(&unit);
