@@ -311,7 +311,9 @@ static void finish_piece(struct run *run, struct piece *piece)
 		piece->result = copy_to_object(piece);
 	if (piece->result == 0 && piece->target)
 		copy_to_target(piece);
-	settle_slot(run, piece);
+	/* Who waits for a damaged one hears of it when the file has lost its name. */
+	if (!piece->mismatch)
+		settle_slot(run, piece);
 }
 
 static void io_done(void *arg, struct kv_io *io)
@@ -358,6 +360,13 @@ static void report_damage(struct run *run, const struct piece *piece)
 		if (kv_index_get(core->index, file->ino, &inode) < 0 ||
 			kv_core_unname(core, file->ino, inode.last_use_ns, true) != -EAGAIN)
 			break;
+}
+
+static void end_damaged(struct run *run, struct piece *piece)
+{
+	report_damage(run, piece);
+	if (!piece->job->memory)
+		settle_slot(run, piece);
 }
 
 /* One more attempt for a piece whose transfers failed. */
@@ -514,7 +523,7 @@ static void run_pieces(struct run *run)
 
 		for (uint32_t k = 0; k < count; k++) {
 			if (pieces[k].mismatch)
-				report_damage(run, &pieces[k]);
+				end_damaged(run, &pieces[k]);
 			if (pieces[k].buffer >= 0)
 				kv_ring_buffer_put(run->ring, pieces[k].buffer);
 		}

@@ -3,7 +3,19 @@
  * Devices that fail or lie: readers get ENOENT or EIO and never wrong bytes, writers hear of it by
  * sync, the rest lives on.
  */
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
 #include "tests/unit/unit_core.h"
+
+/* The sanitizers have a mmap of their own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define OWN_MMAP 0
+#else
+#define OWN_MMAP 1
+#endif
 
 static const struct unit_sizes roomy = {.store = 64 * MIB, .dram = 64 * MIB};
 
@@ -161,6 +173,55 @@ static void test_core_faults__read_error(void **state)
 	kv_file_put(file);
 	unit_done(&unit);
 }
+
+#if OWN_MMAP
+
+/* So many shared mappings fail. */
+static atomic_int maps_fail;
+
+void *mmap(void *address, size_t length, int protection, int flags, int fd, off_t offset)
+{
+	if (flags & MAP_SHARED && atomic_load(&maps_fail) > 0) {
+		atomic_fetch_sub(&maps_fail, 1);
+		errno = ENOMEM;
+		return MAP_FAILED;
+	}
+	return (void *)syscall(SYS_mmap, address, length, protection, flags, fd, offset);
+}
+
+/* The first chunk is on its way already when its object cannot be mapped: it goes nowhere, and
+ * whoever tries again gets it. */
+static void test_core_faults__early_read_without_pages(void **state)
+{
+	struct unit unit;
+	enum kv_access access;
+
+	(void)state;
+	unit_init(&unit, roomy);
+	uint64_t ino = unit_put(&unit, "a", 3 * MIB, 1);
+	unit_sync(&unit);
+	unit_chill(&unit);
+	struct kv_file *file = unit_file(&unit, ino);
+	struct kv_version *version = unit_current(file);
+	uint64_t reads = unit.disk.reads;
+	/* An open tries twice. */
+	atomic_store(&maps_fail, 2);
+	assert_int_equal(kv_version_open(version, false, &access), -ENOENT);
+	assert_int_equal(atomic_load(&maps_fail), 0);
+	/* The second chunk was not asked for. */
+	assert_true(unit.disk.reads - reads <= 2);
+	assert_int_equal(kv_stat_get(&unit.stats.fill_chunks), 0);
+	assert_int_equal(kv_version_open(version, false, &access), 0);
+	assert_int_equal(access, KV_ACCESS_HOT);
+	unit_expect_pattern(version, 3 * MIB, 0, 1);
+	assert_int_equal(kv_stat_get(&unit.stats.quarantined), 0);
+	kv_version_close(version);
+	kv_version_unref(version);
+	kv_file_put(file);
+	unit_done(&unit);
+}
+
+#endif
 
 /* A first version that cannot be written vanishes, with an error for who syncs; the space comes
  * back. */
@@ -339,6 +400,9 @@ int main(void)
 		cmocka_unit_test(test_core_faults__quarantined_space_is_taken),
 		cmocka_unit_test(test_core_faults__checksum_mismatch_in_a_stream),
 		cmocka_unit_test(test_core_faults__read_error),
+#if OWN_MMAP
+		cmocka_unit_test(test_core_faults__early_read_without_pages),
+#endif
 		cmocka_unit_test(test_core_faults__write_error_of_a_new_file),
 		cmocka_unit_test(test_core_faults__write_error_of_a_rewrite),
 		cmocka_unit_test(test_core_faults__lost_base),
