@@ -162,6 +162,8 @@ int kvg_call(struct kvg_ctx *ctx)
 			/* What could not be taken is given back. */
 			if (r < 0)
 				kvg_ignore(ctx);
+			else if (ctx->message.type != KVG_MAP)
+				kvg_message_close(&ctx->message);
 			return r;
 		}
 		if (r == 1)

@@ -382,10 +382,14 @@ static int listen_at(struct kvg_server *server, const struct kv_error *error)
 	const char *path = server->socket_path;
 	struct sockaddr_un address;
 	int r = kvg_socket_address(path, &address);
+	struct stat st;
 	int other;
 
 	if (r < 0)
 		return kv_fail(error, r, "%.200s: too long for a socket", path);
+	if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+		return kv_fail(error, -EEXIST,
+			"%.200s is there, and is no socket: name another (--socket)", path);
 	/* Another helper of this device? A dead one's socket refuses. */
 	other = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (other >= 0 && connect(other, (struct sockaddr *)&address, sizeof(address)) == 0) {

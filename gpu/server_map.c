@@ -9,13 +9,16 @@
 
 /* ---- MAP ---- */
 
-static uint64_t overdue_of(const struct kvg_server *server, pid_t pid)
+/* What the process behind OF has not given back, on any connection. */
+static uint64_t overdue_of(const struct kvg_server *server, const struct kvg_client *of)
 {
 	const struct kvg_client *client;
-	uint64_t bytes = 0;
+	uint64_t bytes = of->holder.overdue;
 
+	/* Containers' processes may have no number here: then they are not all the same. */
 	LIST_FOREACH (client, &server->clients, entry)
-		bytes += client->pid == pid ? client->holder.overdue : 0;
+		if (client != of && of->pid > 0 && client->pid == of->pid && client->uid == of->uid)
+			bytes += client->holder.overdue;
 	return bytes;
 }
 
@@ -29,7 +32,7 @@ static int give_lease(
 	if (client->holder.maps >= KVG_CLIENT_MAPS_MAX)
 		return -EMFILE;
 	/* A new connection does not pay an old debt. */
-	if (overdue_of(pending->server, client->pid) > 0)
+	if (overdue_of(pending->server, client) > 0)
 		return -EDQUOT;
 	lease = calloc(1, sizeof(*lease));
 	if (!lease)

@@ -112,6 +112,17 @@ def test_kvgpud__says_what_is_missing(fresh):
     assert run(gpu.build_folder() / "gpu" / "kvgpud", "--version").stdout.startswith("kvgpud ")
 
 
+@HOST
+def test_kvgpud__takes_no_file_for_its_socket(kv):
+    """What lies there is not removed, unless it is the socket of one that has died."""
+    path = kv.home / "file"
+    path.write_text("precious")
+    done = run(gpu.build_folder() / "gpu" / "kvgpud", kv.store, "--backend", "host", "--hbm", "4M",
+               "--socket", path, check=False)
+    assert done.returncode == 1 and "is no socket: name another" in done.stderr
+    assert path.read_text() == "precious"
+
+
 @FAKE
 def test_kvgpud__says_what_others_have_left(kv):
     """On a device of 1 GiB, half of which is taken already."""

@@ -341,6 +341,46 @@ static void test_op__waits_for_copies_that_have_no_mark(void **state)
 	pool_done(&pool);
 }
 
+static unsigned open_descriptors(void)
+{
+	unsigned count = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		count += fcntl(fd, F_GETFD) >= 0;
+	return count;
+}
+
+/* Descriptors that come with an answer that has none are closed. */
+static void test_ctx__closes_what_it_did_not_ask_for(void **state)
+{
+	static struct kvg_message reply;
+	const struct kvg_wire_stat stat = {.clients = 5};
+	struct kvg_stat_entry entries[64];
+	unsigned before;
+	size_t count;
+	int ends[2];
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	ctx->fd = ends[0];
+	before = open_descriptors();
+	reply = (struct kvg_message){
+		.type = KVG_STAT,
+		.flags = KVG_FLAG_REPLY,
+		.id = ctx->last_id + 1,
+		.fds = {ends[1], ends[1]},
+		.fd_count = 2,
+	};
+	kvg_stat_put(&stat, &reply);
+	assert_int_equal(kvg_send(ends[1], &reply), 0);
+	assert_int_equal(kvg_stats(ctx, -1, entries, 64, &count), 0);
+	for (size_t i = 0; i < count; i++)
+		if (strcmp(entries[i].name, "clients") == 0)
+			assert_int_equal(entries[i].value, 5);
+	assert_int_equal(open_descriptors(), before);
+	(void)close(ends[1]);
+}
+
 /* An error that no process gets over: it is told in words, and nothing touches the driver again. */
 static void test_ctx__a_lost_device(void **state)
 {
@@ -441,6 +481,7 @@ int main(void)
 		TEST(test_op__survives_any_failure_of_the_driver),
 		TEST(test_op__waits_for_copies_that_have_no_mark),
 		cmocka_unit_test(test_ctx__a_lost_device),
+		TEST(test_ctx__closes_what_it_did_not_ask_for),
 		TEST(test_op__can_be_polled),
 		TEST(test_ctx__without_a_helper),
 		TEST(test_ctx__gives_back_what_comes_too_late),
