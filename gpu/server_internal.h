@@ -132,10 +132,11 @@ struct kvg_server {
 	char reasons[512];
 };
 
-/* Bytes that one user's files may take. */
+/* Bytes that one user's files may take: of 100 percent not one less than all. */
 static inline uint64_t kvg_server_share(const struct kvg_server *server)
 {
-	return server->options.budget / 100 * server->options.share;
+	return server->options.budget -
+	       server->options.budget / 100 * (100 - server->options.share);
 }
 
 /* ---- server_send.c ---- */

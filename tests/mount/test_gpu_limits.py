@@ -73,7 +73,7 @@ def test_share__of_device_memory(start):
     helper = start("--group", "nogroup")
     paths = [str(store(helper, f"f{i}", blob(i, 60 * MIB))) for i in range(3)]
     root, nobody = engine_of(helper), engine_of(helper, uid=NOBODY, gid=NOBODY)
-    assert helper.stats()["share"] == 128 * MIB - 128 * MIB % 50
+    assert helper.stats()["share"] == 256 * MIB - 256 * MIB // 100 * 50
     theirs = nobody.map(paths[0])[0]
     for path in paths:
         root.unmap(root.map(path)[0])
@@ -111,4 +111,5 @@ def test_share__of_connections(start):
     assert some[0].ask(gpu.STAT)[2] == 0
     for raw in some + told:
         raw.close()
+    assert start().stats()["share"] == 256 * MIB, "all of it, to the byte, without --group"
     assert eventually(lambda: helper.stats()["clients"] == 1)
