@@ -62,7 +62,7 @@ ssize_t kv_send(int fd, struct iovec *iov, int count, void *arg)
 		strerror(error));
 	/* Without its answer to INIT there is no mount. */
 	if (!daemon->initialised)
-		fuse_session_exit(daemon->session);
+		daemon->init_refused = true;
 	errno = send_error(fd, answer) < 0 ? error : ENOENT;
 	return -1;
 }

@@ -140,7 +140,7 @@ static int answer_init(struct kv_daemon *daemon)
 	int r = fuse_session_loop(daemon->session);
 
 	daemon->initialised = true;
-	if (r != 0)
+	if (r != 0 || daemon->init_refused)
 		return r < 0 ? r : -EPROTO;
 	return daemon->proto_minor == 0 ? -ENODEV : 0;
 }
