@@ -99,9 +99,11 @@ int kv_version_warm(
 		return r;
 	{
 		KV_LOCKED(&version->lock);
-		bool whole = !range->ask && kv_version_is_resident_locked(version);
+		bool streamed = version->streamed && !version->hot;
 
-		became_hot = whole && version->streamed && !version->hot;
+		/* Where it outlives us, what is whole gets its mark by the look. */
+		became_hot = !range->ask && (streamed || core->outlives) &&
+			     kv_version_is_resident_locked(version) && streamed;
 	}
 	if (became_hot && core->hooks.became_hot)
 		core->hooks.became_hot(core->hooks.arg, version->file->ino);
