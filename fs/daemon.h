@@ -60,7 +60,7 @@ struct kv_daemon {
 	int fuse_fd;                              /* until the session has it */
 	int dram_fd;                              /* with -o restart, until the core has it */
 	bool initialised;                         /* INIT was answered */
-	bool init_refused;                        /* its answer was not taken */
+	bool init_refused;                        /* its answer was not taken, or says no */
 	struct kv_stats stats;
 	int64_t start_ns;
 	/*

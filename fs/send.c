@@ -52,6 +52,11 @@ ssize_t kv_send(int fd, struct iovec *iov, int count, void *arg)
 	ssize_t n = try_writev(fd, iov, count);
 	int error = errno;
 
+	/* libfuse, without memory for INIT: no other request will come. */
+	if (!daemon->initialised && answer->error != 0) {
+		daemon->init_refused = true;
+		fuse_session_exit(daemon->session);
+	}
 	/* Notices have no number, and nobody who waits. */
 	if (n >= 0 || error == ENOENT || answer->unique == 0) {
 		errno = error;
