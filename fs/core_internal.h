@@ -526,9 +526,19 @@ void kv_slot_clear_extents(struct kv_slot *slot);
 /* Presence by the slot itself; not for BASE. */
 void kv_slot_bits(const struct kv_slot *slot, struct kv_bits *ret_bits);
 int kv_slot_set_bits(struct kv_slot *slot, const struct kv_bits *bits);
+/* The devices that a COLD one names, a bit each. */
+uint64_t kv_slot_devices(const struct kv_slot *slot);
+/* The two halves of kv_slot_set_bits, for a slot that becomes DIRTY in between: what may fail, and
+ * what cannot. The memory, NULL if none is needed, then is the slot's. */
+int kv_slot_memory_for_bits(
+	const struct kv_slot *slot, const struct kv_bits *bits, uint64_t **ret_memory);
+void kv_slot_put_bits(struct kv_slot *slot, const struct kv_bits *bits, uint64_t *memory);
 void kv_map_free(struct kv_version *version);
 /* Presence of the blocks of a chunk through all bases. No locks held. */
 int kv_chunk_bits(struct kv_version *version, uint32_t number, struct kv_bits *ret_bits);
+/* With the devices that it has to be read from, a bit each. */
+int kv_chunk_find(struct kv_version *version, uint32_t number, struct kv_bits *ret_bits,
+	uint64_t *ret_devices);
 
 void kv_bits_set(struct kv_bits *bits, unsigned first, unsigned end);
 void kv_bits_clear(struct kv_bits *bits, unsigned first, unsigned end);

@@ -25,25 +25,34 @@ static bool is_wanted(struct kv_version *version, uint32_t number)
 	       (state == KV_CHUNK_BASE && !(slot && kv_slot_is_resident(slot)));
 }
 
+/* A chunk that has to be brought in. */
+struct wanted {
+	struct kv_bits bits;
+	uint64_t devices; /* that it has to be read from, as far as is known */
+};
+
 /*
- * The blocks of a chunk that has to be brought in; *ret_wanted is false if it has not. Of a BASE
- * chunk they do not change, so they are looked up first, with no lock held.
+ * What a chunk that has to be brought in has; *ret_any is false if it has not. Of a BASE chunk the
+ * blocks do not change, so they are looked up first, with no lock held.
  */
-static int wanted_bits(
-	struct kv_version *version, uint32_t number, struct kv_bits *ret_bits, bool *ret_wanted)
+static int find_wanted(
+	struct kv_version *version, uint32_t number, struct wanted *ret_wanted, bool *ret_any)
 {
 	{
 		KV_LOCKED(&version->lock);
 		int r = kv_map_load(version, number);
 
-		*ret_wanted = r == 0 && is_wanted(version, number);
-		if (!*ret_wanted || kv_slot_state(version, number) != KV_CHUNK_BASE) {
-			if (*ret_wanted)
-				kv_slot_bits(kv_slot_find(version, number), ret_bits);
+		*ret_any = r == 0 && is_wanted(version, number);
+		if (!*ret_any)
 			return r;
+		const struct kv_slot *slot = kv_slot_find(version, number);
+		if (kv_slot_state(version, number) != KV_CHUNK_BASE) {
+			kv_slot_bits(slot, &ret_wanted->bits);
+			ret_wanted->devices = kv_slot_devices(slot);
+			return 0;
 		}
 	}
-	return kv_chunk_bits(version, number, ret_bits);
+	return kv_chunk_find(version, number, &ret_wanted->bits, &ret_wanted->devices);
 }
 
 static int missing_bytes(struct kv_version *version, const struct kv_fill_range *range,
@@ -58,44 +67,33 @@ static int missing_bytes(struct kv_version *version, const struct kv_fill_range 
 	}
 	*ret_any = false;
 	for (uint32_t i = range->first; i - range->first < range->count; i++) {
-		struct kv_bits bits;
-		bool wanted;
-		int r = wanted_bits(version, i, &bits, &wanted);
+		struct wanted wanted;
+		bool any;
+		int r = find_wanted(version, i, &wanted, &any);
 
 		if (r < 0)
 			return r;
-		if (wanted)
-			blocks += kv_bits_count(&bits);
-		*ret_any = *ret_any || wanted;
+		if (any)
+			blocks += kv_bits_count(&wanted.bits);
+		*ret_any = *ret_any || any;
 	}
 	*ret_bytes = blocks << KV_BLOCK_SHIFT;
 	return 0;
 }
 
-/* Lock held. Those that the slot itself names, a bit each. */
-static uint64_t devices_of(const struct kv_slot *slot)
-{
-	uint64_t devices = 0;
-
-	if (slot->state != KV_CHUNK_COLD)
-		return 0;
-	for (unsigned i = 0; i < slot->extent_count; i++)
-		devices |= UINT64_C(1) << kv_slot_extents(slot)[i].device;
-	return devices;
-}
-
-/* Lock held. Adds NUMBER, which has BITS, to the job at the end of QUEUE, or to a new one. A run's
- * pages have no gaps. */
-static int add_to_jobs(struct kv_version *version, uint32_t number, const struct kv_bits *bits,
+/* Lock held. Adds NUMBER to the job at the end of QUEUE, or to a new one. A run's pages have no
+ * gaps. */
+static int add_to_jobs(struct kv_version *version, uint32_t number, const struct wanted *wanted,
 	struct kv_fill_queue *queue)
 {
+	const struct kv_bits *bits = &wanted->bits;
 	struct kv_fill *job = TAILQ_LAST(queue, kv_fill_queue);
 
 	if (job && job->first + job->count == number && job->count < KV_RUN_CHUNKS &&
 		kv_bits_count(&job->bits) == KV_CHUNK_BLOCKS && kv_bits_is_prefix(bits)) {
 		job->count++;
 		job->bits = *bits;
-		job->devices |= devices_of(kv_slot_find(version, number));
+		job->devices |= wanted->devices;
 		return 0;
 	}
 	job = calloc(1, sizeof(*job));
@@ -105,7 +103,7 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, const struct
 	job->first = number;
 	job->count = 1;
 	job->bits = *bits;
-	job->devices = devices_of(kv_slot_find(version, number));
+	job->devices = wanted->devices;
 	version->busy++;
 	TAILQ_INSERT_TAIL(queue, job, entry);
 	return 0;
@@ -115,37 +113,41 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, const struct
 static int claim(
 	struct kv_version *version, uint32_t number, uint64_t *bytes, struct kv_fill_queue *queue)
 {
-	struct kv_bits bits;
-	bool wanted;
-	int r = wanted_bits(version, number, &bits, &wanted);
+	const struct kv_bits *bits;
+	struct wanted wanted;
+	bool any;
+	int r = find_wanted(version, number, &wanted, &any);
 	KV_LOCKED(&version->lock);
 	struct kv_slot *slot;
 
-	if (r < 0 || !wanted || !is_wanted(version, number))
+	if (r < 0 || !any || !is_wanted(version, number))
 		return r;
 	r = kv_slot_get(version, number, &slot);
 	if (r < 0)
 		return r;
 	/* It may have been written and evicted in between. */
-	if (slot->state == KV_CHUNK_COLD)
-		kv_slot_bits(slot, &bits);
+	if (slot->state == KV_CHUNK_COLD) {
+		kv_slot_bits(slot, &wanted.bits);
+		wanted.devices = kv_slot_devices(slot);
+	}
+	bits = &wanted.bits;
 	/* Pages that came before the content are its first ones. */
-	uint64_t blocks = slot->charge ? 0 : kv_bits_count(&bits);
-	assert(!slot->charge || kv_bits_end(&bits) <= slot->charge);
-	if (kv_bits_count(&bits) == 0) {
+	uint64_t blocks = slot->charge ? 0 : kv_bits_count(bits);
+	assert(!slot->charge || kv_bits_end(bits) <= slot->charge);
+	if (kv_bits_count(bits) == 0) {
 		slot->flags |= KV_SLOT_RESIDENT;
 		return 0;
 	}
 	if (blocks << KV_BLOCK_SHIFT > *bytes)
 		return -EAGAIN;
-	r = add_to_jobs(version, number, &bits, queue);
+	r = add_to_jobs(version, number, &wanted, queue);
 	if (r < 0)
 		return r;
 	slot->flags |= KV_SLOT_BUSY;
 	slot->flags &= (uint16_t)~KV_SLOT_FAILED;
 	*bytes -= blocks << KV_BLOCK_SHIFT;
 	if (blocks > 0)
-		kv_slot_charge_pages(version, slot, &bits);
+		kv_slot_charge_pages(version, slot, bits);
 	return 0;
 }
 
@@ -208,7 +210,7 @@ bool kv_fill_gives_up(struct kv_version *version, const struct kv_slot *slot, in
 
 	if (kv_core_gives_up(core, since_ms))
 		return true;
-	if ((devices_of(slot) & kv_devices_hung(core->devices)) == 0)
+	if ((kv_slot_devices(slot) & kv_devices_hung(core->devices)) == 0)
 		return false;
 	kv_stat_add(&core->stats->io_timeouts, 1);
 	return true;
@@ -283,6 +285,7 @@ static int fill_memory(
 {
 	struct kv_core *core = version->file->core;
 	struct kv_fill *job = private_job(version, number, ours, stored);
+	struct kv_bits bits;
 	int r;
 
 	if (!job) {
@@ -292,12 +295,8 @@ static int fill_memory(
 		kv_park_wake(core, version);
 		return -ENOMEM;
 	}
-	{
-		KV_LOCKED(&version->lock);
-		const struct kv_slot *slot = kv_slot_find(version, number);
-
-		job->devices = slot ? devices_of(slot) : 0;
-	}
+	/* Where that fails the job does, too, and says so. */
+	(void)kv_chunk_find(version, number, &bits, &job->devices);
 	{
 		KV_LOCKED(&core->fill.lock);
 		TAILQ_INSERT_TAIL(&core->fill.urgent, job, entry);

@@ -152,27 +152,54 @@ void kv_slot_bits(const struct kv_slot *slot, struct kv_bits *ret_bits)
 	}
 }
 
-int kv_slot_set_bits(struct kv_slot *slot, const struct kv_bits *bits)
+uint64_t kv_slot_devices(const struct kv_slot *slot)
 {
-	unsigned count = kv_bits_count(bits);
+	uint64_t devices = 0;
 
+	if (slot->state != KV_CHUNK_COLD)
+		return 0;
+	for (unsigned i = 0; i < slot->extent_count; i++)
+		devices |= UINT64_C(1) << kv_slot_extents(slot)[i].device;
+	return devices;
+}
+
+int kv_slot_memory_for_bits(
+	const struct kv_slot *slot, const struct kv_bits *bits, uint64_t **ret_memory)
+{
+	bool has_memory = slot->state == KV_CHUNK_DIRTY && slot->flags & KV_SLOT_BITMAP;
+
+	*ret_memory = NULL;
+	if (has_memory || kv_bits_is_prefix(bits))
+		return 0;
+	*ret_memory = malloc(sizeof(*bits));
+	return *ret_memory ? 0 : -ENOMEM;
+}
+
+void kv_slot_put_bits(struct kv_slot *slot, const struct kv_bits *bits, uint64_t *memory)
+{
 	assert(slot->state == KV_CHUNK_DIRTY);
 	assert(slot->extent_count == 0);
 	if (kv_bits_is_prefix(bits)) {
 		kv_slot_clear_extents(slot);
 	} else {
-		if (!(slot->flags & KV_SLOT_BITMAP)) {
-			uint64_t *bitmap = malloc(sizeof(*bits));
-
-			if (!bitmap)
-				return -ENOMEM;
-			slot->bitmap = bitmap;
+		if (memory) {
+			assert(!(slot->flags & KV_SLOT_BITMAP));
+			slot->bitmap = memory;
 			slot->flags |= KV_SLOT_BITMAP;
 		}
 		memcpy(slot->bitmap, bits, sizeof(*bits));
 	}
-	slot->blocks = count & 511;
-	return 0;
+	slot->blocks = kv_bits_count(bits) & 511;
+}
+
+int kv_slot_set_bits(struct kv_slot *slot, const struct kv_bits *bits)
+{
+	uint64_t *memory;
+	int r = kv_slot_memory_for_bits(slot, bits, &memory);
+
+	if (r == 0)
+		kv_slot_put_bits(slot, bits, memory);
+	return r;
 }
 
 /* ---- Segments ---- */
@@ -448,7 +475,8 @@ void kv_map_free(struct kv_version *version)
 	}
 }
 
-int kv_chunk_bits(struct kv_version *version, uint32_t number, struct kv_bits *ret_bits)
+int kv_chunk_find(struct kv_version *version, uint32_t number, struct kv_bits *ret_bits,
+	uint64_t *ret_devices)
 {
 	struct kv_version *held = kv_version_ref(version);
 	int r;
@@ -460,14 +488,24 @@ int kv_chunk_bits(struct kv_version *version, uint32_t number, struct kv_bits *r
 		r = kv_map_load(held, number);
 		const struct kv_slot *slot = kv_slot_find(held, number);
 		*ret_bits = (struct kv_bits){0};
-		if (r == 0 && kv_slot_state(held, number) == KV_CHUNK_BASE)
+		*ret_devices = 0;
+		if (r == 0 && kv_slot_state(held, number) == KV_CHUNK_BASE) {
 			base = kv_version_ref(held->base);
-		else if (r == 0 && slot)
+		} else if (r == 0 && slot) {
 			kv_slot_bits(slot, ret_bits);
+			*ret_devices = kv_slot_devices(slot);
+		}
 		(void)pthread_mutex_unlock(&held->lock);
 		kv_version_unref(held);
 		if (!base)
 			return r;
 		held = base;
 	}
+}
+
+int kv_chunk_bits(struct kv_version *version, uint32_t number, struct kv_bits *ret_bits)
+{
+	uint64_t devices;
+
+	return kv_chunk_find(version, number, ret_bits, &devices);
 }

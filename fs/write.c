@@ -173,7 +173,11 @@ int kv_writer_make_dirty(struct kv_writer *writer, uint32_t number, const struct
 	struct kv_slot *slot = kv_slot_find(version, number);
 	unsigned again, more = kv_bits_count(bits);
 	struct kv_bits old, added;
+	uint64_t *memory;
+	int r = kv_slot_memory_for_bits(slot, bits, &memory);
 
+	if (r < 0)
+		return r;
 	kv_slot_bits(slot, &old);
 	/* A BASE chunk's blocks are counted already. */
 	if (slot->state == KV_CHUNK_BASE)
@@ -201,9 +205,9 @@ int kv_writer_make_dirty(struct kv_writer *writer, uint32_t number, const struct
 	assert(writer->promised >= again);
 	writer->promised -= again;
 	version->reserved += again;
-	int r = kv_slot_set_bits(slot, bits);
+	kv_slot_put_bits(slot, bits, memory);
 	kv_slot_settle_pages(slot);
-	return r;
+	return 0;
 }
 
 /* Brings a chunk that lies on the devices, or in a base, into the version's own object. */

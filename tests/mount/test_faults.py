@@ -7,7 +7,7 @@ import errno
 import os
 
 import pytest
-from data import blob, get, put
+from data import MIB, blob, get, put
 from faults import Faults
 from kvmount import MountFailed, build_folder
 from procs import LONG, eventually, in_child
@@ -120,6 +120,36 @@ def test_every_call_of_an_operation_fails_once(faulty, kind):
     kv.settle()
     kv.remount()
     assert get(kv.mnt / "last") == blob(7, 100_000)
+
+
+def test_scattered_writes_without_memory(faulty):
+    """A chunk that a write cannot be noted in keeps what it has; nothing stays dirty or promised."""
+    kv, faults = faulty
+    kv.mount()
+    path, turns, struck = kv.mnt / "pool", 96, 0
+    with open(path, "wb", buffering=0) as f:
+        for turn in range(turns):
+            os.pwrite(f.fileno(), blob(turn, 4096), turn * MIB + 5 * 4096)
+    kv.settle()
+    fd = os.open(path, os.O_RDWR)
+    for turn in range(turns):
+        place = turn * MIB + 20 * 4096
+        faults.arm("malloc", 1 + turn % 12)
+        try:
+            os.pwrite(fd, b"x" * 4096, place)
+        except OSError as e:
+            assert e.errno in ALLOWED
+        struck += faults.disarm()
+        os.pwrite(fd, b"x" * 4096, place)
+    assert struck > 20, "too few calls failed: this proves nothing"
+    os.close(fd)
+    for turn in range(turns):
+        with open(path, "rb", buffering=0) as f:
+            assert os.pread(f.fileno(), 4096, turn * MIB + 5 * 4096) == blob(turn, 4096)
+            assert os.pread(f.fileno(), 4096, turn * MIB + 20 * 4096) == b"x" * 4096
+    kv.settle()
+    eventually(lambda: not kv.status()["dram_dirty"] and not kv.status()["store_reserved"],
+               what="an end of all promises")
 
 
 @pytest.mark.timeout(3600 if LONG else 300)
