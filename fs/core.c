@@ -388,8 +388,11 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 		free(core);
 		return r;
 	}
+	/* The hooks, which may come at once, look for it there. */
+	*ret_core = core;
 	r = core_start(core);
 	if (r < 0) {
+		*ret_core = NULL;
 		(void)snprintf(
 			ret_error, error_size, "cannot start the worker threads: %s", strerror(-r));
 		(void)core_stop(core);
@@ -400,7 +403,6 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 		free(core);
 		return r;
 	}
-	*ret_core = core;
 	return 0;
 }
 

@@ -79,7 +79,8 @@ struct kv_core_options {
 	int dram_mount;
 };
 
-/* Starts the DRAM tier and the threads. One line in ret_error on failure. */
+/* Starts the DRAM tier and the threads; *ret_core is set before a hook is called. One line in
+ * ret_error on failure. */
 int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core, char *ret_error,
 	size_t error_size);
 /*

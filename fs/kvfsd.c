@@ -348,7 +348,7 @@ static void stop(struct kv_daemon *daemon)
 	if (daemon->store)
 		kv_store_closing(daemon->store);
 	kv_session_stop(daemon);
-	daemon->parking = kv_parking_free(daemon->parking);
+	kv_parking_stop(daemon->parking);
 	kv_nodes_clear(daemon->nodes);
 	kv_gpu_stop(daemon->gpu);
 	daemon->retries = kv_retries_free(daemon->retries);
@@ -360,8 +360,10 @@ static void stop(struct kv_daemon *daemon)
 		daemon->guard = kv_guard_free(daemon->guard);
 		_exit(1);
 	}
+	/* What the core's hooks use, which come until its end. */
 	daemon->gpu = kv_gpu_free(daemon->gpu);
 	daemon->notify = kv_notify_free(daemon->notify);
+	daemon->parking = kv_parking_free(daemon->parking);
 	daemon->nodes = kv_nodes_free(daemon->nodes);
 	daemon->users = kv_users_free(daemon->users);
 	kv_session_free(daemon);

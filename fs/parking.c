@@ -231,16 +231,22 @@ int kv_parking_new(struct kv_daemon *daemon, struct kv_parking **ret_parking)
 	return 0;
 }
 
-struct kv_parking *kv_parking_free(struct kv_parking *parking)
+void kv_parking_stop(struct kv_parking *parking)
 {
 	if (!parking)
-		return NULL;
+		return;
 	(void)pthread_mutex_lock(&parking->lock);
 	parking->stop = true;
 	(void)pthread_cond_signal(&parking->work);
 	(void)pthread_mutex_unlock(&parking->lock);
 	(void)pthread_join(parking->thread, NULL);
 	assert(atomic_load(&parking->count) == 0);
+}
+
+struct kv_parking *kv_parking_free(struct kv_parking *parking)
+{
+	if (!parking)
+		return NULL;
 	(void)pthread_cond_destroy(&parking->work);
 	(void)pthread_mutex_destroy(&parking->lock);
 	free(parking);

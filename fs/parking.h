@@ -69,7 +69,11 @@ static inline uint64_t kv_parking_key(uint64_t ino, enum kv_parking_kind kind)
 }
 
 int kv_parking_new(struct kv_daemon *daemon, struct kv_parking **ret_parking);
-/* Answers all that is parked. After the last request. NULL is allowed. Returns NULL. */
+/* Answers all that is parked. After the last request; kv_parking_wake does nothing from now on.
+ * NULL is allowed. */
+void kv_parking_stop(struct kv_parking *parking);
+/* After kv_parking_stop, when nobody calls kv_parking_wake any more. NULL is allowed. Returns NULL.
+ */
 struct kv_parking *kv_parking_free(struct kv_parking *parking);
 
 /* -ENOBUFS: there are too many; PARKED remains the caller's. */
