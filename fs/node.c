@@ -457,14 +457,14 @@ static void note_version(struct kv_daemon *daemon, struct kv_node *node)
 
 /*
  * A writing node becomes the published node of FILE, for it shows the current version, and nothing
- * can change it any more. Not where the kernel may keep pages of it: they are of its writer's time.
+ * can change it any more. Not where the kernel may keep what is of its writer's time.
  */
 static struct kv_node *settle_writer(struct kv_daemon *daemon, struct kv_file *file)
 {
 	struct kv_node *node = file_nodes(file);
 
 	while (node && (node->kind != KV_NODE_WRITING || node->active || node->borrowed ||
-			       node->opens > 0 || node->lost || node->mapped || !node->version ||
+			       node->opens > 0 || node->lost || node->cached || !node->version ||
 			       !kv_file_is_current(file, node->version)))
 		node = node->sibling;
 	/* The next daemon knows what kind of node an id is of. */

@@ -83,7 +83,7 @@ struct kv_node {
 	bool wrote;    /* writing node: data arrived since the last publish */
 	bool closed;   /* writing node: WRITER has closed a descriptor, and may end unseen */
 	bool borrowed; /* writing node: version is the file's published one, not its own */
-	_Atomic bool mapped; /* writing node: the kernel may keep pages of it */
+	_Atomic bool cached; /* writing node: the kernel may keep pages of it, or an old size */
 	int lost; /* writing node: its version was dropped; what changes it gets this error */
 	struct kv_user *user;         /* writing node: whose limits hold, a reference; or NULL */
 	struct kv_draft *draft;       /* writing node: about its unpublished content */

@@ -49,6 +49,9 @@ static int set_size(fuse_req_t req, struct kv_node *node, uint64_t size, bool by
 	{
 		KV_LOCKED(kv_node_lock(daemon, node->ino));
 
+		/* The kernel takes the size from nothing else before it has our answer. */
+		if (!by_handle)
+			node->cached = true;
 		r = kv_node_set_size(daemon, node, pid, size);
 	}
 	return r == -EREMCHG ? kv_node_prepare_writer(daemon, node, pid) : r;

@@ -113,7 +113,7 @@ static void op_read(
 	(void)id;
 	/* It may be for a mapping, which keeps what it gets. */
 	if (!kv_handle_of(fi)->version)
-		kv_handle_of(fi)->node->mapped = true;
+		kv_handle_of(fi)->node->cached = true;
 	/* The kernel sends the flags as they are now, after F_SETFL. What the owner of a pool reads
 	 * by O_DIRECT does not come into DRAM for that. */
 	bool direct = fi->flags & O_DIRECT && !kv_handle_of(fi)->version;
@@ -174,7 +174,7 @@ static void op_write(fuse_req_t req, fuse_ino_t id, const char *data, size_t siz
 	}
 	/* Pages of a mapping are not written by a caller. */
 	if (fi->writepage)
-		node->mapped = true;
+		node->cached = true;
 	else
 		kv_drop_set_id(req, node);
 	kv_stat_add(&daemon->stats.fuse_write, 1);
