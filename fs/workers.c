@@ -24,8 +24,8 @@
 #define PENDING_TICKS 3u
 /* Looks that found a receiver without work before there is one less. */
 #define CALM_TICKS 8u
-/* Threads beyond that number that have no turn keep no memory for requests. */
-#define BUFFERS_IDLE 16u
+/* Threads beyond that number that have no turn keep no memory for requests, which is megabytes. */
+#define BUFFERS_IDLE 4u
 
 struct worker {
 	struct workers *workers;
