@@ -47,10 +47,11 @@ def test_as_a_plain_directory(kv, elsewhere, seed):
     kv.check()
 
 
-@pytest.mark.skipif("KVFS_REPLAY" not in os.environ, reason="KVFS_REPLAY names no file")
-def test_replay(kv, elsewhere):
-    sequence = eval(Path(os.environ["KVFS_REPLAY"]).read_text(), {"__builtins__": {}})
-    check(sequence, elsewhere, kv.dir)
+if "KVFS_REPLAY" in os.environ:
+
+    def test_replay(kv, elsewhere):
+        sequence = eval(Path(os.environ["KVFS_REPLAY"]).read_text(), {"__builtins__": {}})
+        check(sequence, elsewhere, kv.dir)
 
 
 # ---- The test can fail ----

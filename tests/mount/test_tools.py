@@ -347,10 +347,11 @@ def test_status__json(kv):
     assert all(isinstance(v, int) for v in status["counters"].values())
 
 
-def test_status__counts(kv):
+def test_status__counts(fresh):
+    kv = fresh()
     before = kv.status()
-    (kv.dir / "f").write_bytes(bytes(5 << 20))
-    run("sync", kv.dir / "f")
+    (kv.mnt / "f").write_bytes(bytes(5 << 20))
+    run("sync", kv.mnt / "f")
     after = kv.status()
     assert after["files"] == before["files"] + 1
     assert after["counters"]["published"] == before["counters"]["published"] + 1
