@@ -19,6 +19,13 @@
 #define NS_PER_S INT64_C(1000000000)
 /* Looks without a request after which it sleeps until there is one. */
 #define QUIET_TICKS 100u
+/*
+ * How long the receiver looks for the next request before it sleeps. A client that asks one thing
+ * after the other sends it in that time, and to be woken takes longer than that where an idle
+ * processor has to be: calls of 4 KiB, look-ups and removals one by one became 1.6 to 2.7 times as
+ * fast in a virtual machine of two processors.
+ */
+#define SPIN_NS INT64_C(20000)
 /* Looks in a row that found requests pending before there is another receiver: a client that asks
  * one thing after the other is caught in between now and then. */
 #define PENDING_TICKS 3u
@@ -40,6 +47,7 @@ struct worker {
 struct workers {
 	const struct kv_workers_source *source;
 	_Atomic unsigned receiving; /* threads in receive, or bound for it */
+	unsigned receivers_max;     /* one a processor */
 	_Atomic unsigned wanted;    /* as many are to be there; only the watcher changes it */
 	_Atomic unsigned received;  /* requests */
 	_Atomic bool watched;       /* the watcher looks by itself */
@@ -151,6 +159,31 @@ static bool wait_for_turn(struct worker *worker)
 
 /* ---- Workers ---- */
 
+static bool is_pending(const struct workers *workers)
+{
+	struct pollfd pollfd = {.fd = workers->source->fd, .events = POLLIN};
+
+	return poll(&pollfd, 1, 0) > 0;
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+/* Not where others receive, too, or where it would keep the client from running. */
+static void look_for_next(const struct workers *workers)
+{
+	int64_t until = now_ns() + SPIN_NS;
+
+	while (workers->receivers_max > 1 && atomic_load(&workers->receiving) == 1 &&
+		!is_pending(workers) && now_ns() < until)
+		continue;
+}
+
 static int receive(struct worker *worker)
 {
 	struct workers *workers = worker->workers;
@@ -184,7 +217,10 @@ static void *worker_main(void *arg)
 		if (r <= 0)
 			break;
 		source->handle(source->arg, worker->memory, (size_t)r);
-	} while (!source->has_ended(source->arg) && wait_for_turn(worker));
+		if (source->has_ended(source->arg) || !wait_for_turn(worker))
+			break;
+		look_for_next(workers);
+	} while (true);
 	if (r < 0 && r != -EINTR && r != -EAGAIN)
 		atomic_store(&workers->error, r);
 	(void)sem_post(&workers->look);
@@ -198,15 +234,7 @@ struct watch {
 	unsigned quiet;    /* looks without a request */
 	unsigned pending;  /* looks with requests that nobody receives */
 	unsigned calm;     /* looks with a receiver to spare */
-	unsigned receivers_max;
 };
-
-static bool is_pending(const struct workers *workers)
-{
-	struct pollfd pollfd = {.fd = workers->source->fd, .events = POLLIN};
-
-	return poll(&pollfd, 1, 0) > 0;
-}
 
 /* All who would receive are busy. STUCK: with the same requests as at the last look. */
 static void look_at_busy(struct workers *workers, struct watch *watch, bool stuck)
@@ -225,7 +253,7 @@ static void look_at_busy(struct workers *workers, struct watch *watch, bool stuc
 	if (++watch->pending < PENDING_TICKS)
 		return;
 	watch->pending = 0;
-	if (wanted < watch->receivers_max)
+	if (wanted < workers->receivers_max)
 		atomic_store(&workers->wanted, wanted + 1);
 	(void)add_receiver(workers, wanted + 1);
 }
@@ -307,8 +335,13 @@ static void end_workers(struct workers *workers)
 int kv_workers_run(const struct kv_workers_source *source)
 {
 	long processors = sysconf(_SC_NPROCESSORS_ONLN);
-	struct watch watch = {.receivers_max = processors > 1 ? (unsigned)processors : 1};
-	struct workers workers = {.source = source, .wanted = 1, .watched = true};
+	struct workers workers = {
+		.source = source,
+		.receivers_max = processors > 1 ? (unsigned)processors : 1,
+		.wanted = 1,
+		.watched = true,
+	};
+	struct watch watch = {0};
 	int r;
 
 	TAILQ_INIT(&workers.idlers);

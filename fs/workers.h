@@ -8,6 +8,8 @@
  * loop, the kernel wakes another one for each; on a machine whose processors are few every answer
  * lets the client run before the thread that gave it, and a dozen of them stand half-way through.
  *
+ * It looks for the next request for some microseconds before it sleeps.
+ *
  * Another thread receives while the one that would is about to wait (fs/wait.h), or is seen to be
  * at one request for long while others are pending. Where requests come faster than the
  * receivers take them there are more of them, up to one a processor, and fewer again later.
