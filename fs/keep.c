@@ -196,13 +196,16 @@ void kv_keep_set(
 	fuse_req_t req, struct kv_node *node, const char *name, const char *value, size_t size)
 {
 	char text[VALUE_MAX + 1];
+	int r;
 
 	if (strcmp(name, NAME_RETIRE) == 0) {
 		/*
 		 * At once: the caller holds the directory's lock in the kernel, for which some
-		 * notice in the queue may be waiting. So the new directory is seen a moment later.
+		 * notice in the queue may be waiting. So the new directory is seen a moment later;
+		 * who comes to the old one meanwhile is sent to look it up again.
 		 */
-		kv_reply_error(req, retire(req, node, value, size));
+		r = retire(req, node, value, size);
+		kv_reply_error(req, r == -ENOENT ? -ESTALE : r);
 		return;
 	}
 	if (size > VALUE_MAX) {

@@ -83,22 +83,41 @@ static void wait_until_seen(const struct request *request, ino_t before)
 		(void)usleep(1000);
 }
 
-static int retire(const char *command, const struct request *request)
+/* Negative errno. *ret_before is the directory that it was. */
+static int retire_once(const struct request *request, ino_t *ret_before)
 {
 	const char *fingerprint = request->fingerprint ? request->fingerprint : "";
 	struct stat st;
+	int r = check(request->path);
+
+	if (r < 0)
+		return r;
+	if (stat(request->path, &st) < 0)
+		return -errno;
+	*ret_before = st.st_ino;
+	return setxattr(request->path, "user.kvfs.retire", fingerprint, strlen(fingerprint), 0) < 0
+		       ? -errno
+		       : 0;
+}
+
+static int retire(const char *command, const struct request *request)
+{
+	ino_t before = 0;
 	int r;
 
-	/* Another engine may make it at the same time. */
-	if (request->fingerprint && mkdir(request->path, 0777) < 0 && errno != EEXIST)
-		return cmd_fail(command, "%s: %s", request->path, strerror(errno));
-	r = check(request->path);
+	for (unsigned i = 0;; i++) {
+		/* Another engine may make it at the same time. */
+		if (request->fingerprint && mkdir(request->path, 0777) < 0 && errno != EEXIST)
+			return cmd_fail(command, "%s: %s", request->path, strerror(errno));
+		r = retire_once(request, &before);
+		/* ... or have retired it just now, so that this was about the old one. */
+		if ((r != -ENOENT && r != -ESTALE) || !request->fingerprint || i == SEEN_WAIT_MS)
+			break;
+		(void)usleep(1000);
+	}
 	if (r < 0)
 		return fail(command, request->path, -r);
-	if (stat(request->path, &st) < 0 || setxattr(request->path, "user.kvfs.retire", fingerprint,
-						    strlen(fingerprint), 0) < 0)
-		return fail(command, request->path, errno);
-	wait_until_seen(request, st.st_ino);
+	wait_until_seen(request, before);
 	return 0;
 }
 
