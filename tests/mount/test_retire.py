@@ -203,8 +203,10 @@ def test_who_may(model):
     with pytest.raises(PermissionError):
         in_child(retire, uid=NOBODY)
     os.chmod(model.mnt, 0o1777)
+    old = os.stat(model.dir).st_ino
     in_child(retire, uid=NOBODY)
-    eventually(lambda: os.listdir(model.dir) == [], what="the new directory")
+    eventually(lambda: os.stat(model.dir).st_ino != old, what="the new directory")
+    assert os.listdir(model.dir) == []
     os.chown(model.dir, 1234, 1234)
     os.chmod(model.dir, 0o777)
     with pytest.raises(PermissionError):
