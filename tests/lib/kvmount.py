@@ -254,7 +254,9 @@ class Kvfs:
     def destroy(self):
         """Ends the mount in any state it may be in."""
         if self.connection is not None:
-            self.sandbox.abort(self.connection)
+            # Where the mount has gone, its number may be another one's by now.
+            if mount_device(self.mnt) == self.connection:
+                self.sandbox.abort(self.connection)
             run("umount", "-l", self.mnt, check=False)
             self.sandbox.tell("del", self.connection)
         if self.daemon is not None and self.daemon.poll() is None:
