@@ -243,21 +243,24 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 /*
  * Publishes what the caller writes to the file under a name that is to be renamed. DURABLE: waits
  * until it is that. -EBUSY: nothing of it is published, and another process is writing it.
+ * *ret_inode is what was found under the name, all zero if nothing was.
  */
-static int publish_name(fuse_req_t req, uint64_t parent, const char *name, bool durable)
+static int publish_name(
+	fuse_req_t req, uint64_t parent, const char *name, bool durable, struct kv_inode *ret_inode)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_version *version;
-	struct kv_inode inode;
 	struct kv_file *file;
-	int r = kv_index_lookup(daemon->index, parent, name, strlen(name), &inode);
+	int r;
 
-	if (r < 0 || !S_ISREG(inode.mode))
+	*ret_inode = (struct kv_inode){0};
+	r = kv_index_lookup(daemon->index, parent, name, strlen(name), ret_inode);
+	if (r < 0 || !S_ISREG(ret_inode->mode))
 		return r == -ENOENT ? 0 : r;
-	r = kv_node_publish_for_rename(daemon, inode.ino, fuse_req_ctx(req)->pid);
-	if (r < 0 || !durable || !(inode.flags & KV_INODE_HELD))
+	r = kv_node_publish_for_rename(daemon, ret_inode->ino, fuse_req_ctx(req)->pid);
+	if (r < 0 || !durable || !(ret_inode->flags & KV_INODE_HELD))
 		return r;
-	r = kv_file_get(daemon->core, inode.ino, &file);
+	r = kv_file_get(daemon->core, ret_inode->ino, &file);
 	if (r < 0)
 		return r;
 	r = kv_file_current(file, &version);
@@ -283,22 +286,20 @@ static int remove_unpublished(struct kv_daemon *daemon, const struct kv_rename *
 
 /*
  * Who has looked the file up, as RENAME itself has, did so by a name that leads nowhere any more:
- * that leases it no longer. The lease ends before the new name is there to be looked up.
+ * that leases it no longer. The lease ends before the new name is there to be looked up. SOURCE is
+ * what has the name.
  */
 static int rename_leased(struct kv_daemon *daemon, const struct kv_rename *rename,
-	struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
+	const struct kv_inode *source, struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
 {
-	struct kv_inode inode;
-	bool ends = !(rename->flags & RENAME_EXCHANGE) &&
-		    kv_index_lookup(daemon->index, rename->parent, rename->name, rename->length,
-			    &inode) == 0 &&
-		    S_ISREG(inode.mode) && inode.nlink == 1;
+	bool ends =
+		!(rename->flags & RENAME_EXCHANGE) && S_ISREG(source->mode) && source->nlink == 1;
 
 	if (ends)
-		kv_core_lease_renamed(daemon->core, inode.ino);
+		kv_core_lease_renamed(daemon->core, source->ino);
 	int r = kv_index_rename(daemon->index, rename, ret_moved, ret_replaced);
 	if (r < 0 && ends)
-		(void)kv_core_lease(daemon->core, inode.ino);
+		(void)kv_core_lease(daemon->core, source->ino);
 	return r;
 }
 
@@ -313,19 +314,20 @@ static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 	struct kv_inode *ret_moved, struct kv_inode *ret_replaced)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	int r = publish_name(req, rename->parent, rename->name, false);
+	struct kv_inode source, target;
+	int r = publish_name(req, rename->parent, rename->name, false, &source);
 
 	/* Another process's unpublished file changes its name only. */
 	if (r == -EBUSY)
 		r = 0;
 	while (r == 0) {
-		r = rename_leased(daemon, rename, ret_moved, ret_replaced);
+		r = rename_leased(daemon, rename, &source, ret_moved, ret_replaced);
 		if (r != -EINPROGRESS)
 			return r;
-		r = publish_name(req, rename->parent, rename->name, true);
+		r = publish_name(req, rename->parent, rename->name, true, &source);
 		if (r < 0)
 			return r == -EBUSY ? -ENOENT : r;
-		r = publish_name(req, rename->new_parent, rename->new_name, true);
+		r = publish_name(req, rename->new_parent, rename->new_name, true, &target);
 		if (r == -EBUSY && !(rename->flags & RENAME_EXCHANGE))
 			r = remove_unpublished(daemon, rename);
 	}
