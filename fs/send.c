@@ -4,9 +4,7 @@
 #include "fs/send.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/fuse.h>
-#include <sys/ioctl.h>
 
 #include "fs/log.h"
 
@@ -78,23 +76,11 @@ static ssize_t receive(int fd, void *buffer, size_t size, void *arg)
 	return read(fd, buffer, size);
 }
 
-/* A queue of its own for a worker, as libfuse would make it. */
-static int clone_fd(int fd)
-{
-	uint32_t from = (uint32_t)fd;
-	_cleanup_fd_ int clone = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-
-	if (clone < 0 || ioctl(clone, FUSE_DEV_IOC_CLONE, &from) < 0)
-		return -1;
-	return kv_steal_fd(&clone);
-}
-
 int kv_send_attach(struct fuse_session *session)
 {
 	static const struct fuse_custom_io io = {
 		.read = receive,
 		.writev = kv_send,
-		.clone_fd = clone_fd,
 	};
 
 	return fuse_session_custom_io(session, &io, sizeof(io), fuse_session_fd(session));
