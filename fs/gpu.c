@@ -25,18 +25,6 @@
 static_assert(sizeof(struct kvfs_ticket) == 48, "public: must not change");
 static_assert(sizeof(((struct kvfs_ticket *)NULL)->token) == KV_GPU_TOKEN_SIZE, "one token");
 
-int kv_ticket_compare(const struct kv_ticket *a, const struct kv_ticket *b)
-{
-	return memcmp(a->token, b->token, sizeof(a->token));
-}
-RB_GENERATE(kv_ticket_tree, kv_ticket, entry, kv_ticket_compare)
-
-int kv_watch_compare(const struct kv_watch *a, const struct kv_watch *b)
-{
-	return a->ino < b->ino ? -1 : a->ino > b->ino;
-}
-RB_GENERATE(kv_watch_tree, kv_watch, entry, kv_watch_compare)
-
 /* ---- Tickets ---- */
 
 static int ticket_new(const struct kv_handle *handle, uid_t uid, struct kv_ticket **ret_ticket)

@@ -9,6 +9,18 @@
 #include "fs/device.h"
 #include "fs/gpu_internal.h"
 
+int kv_ticket_compare(const struct kv_ticket *a, const struct kv_ticket *b)
+{
+	return memcmp(a->token, b->token, sizeof(a->token));
+}
+RB_GENERATE(kv_ticket_tree, kv_ticket, entry, kv_ticket_compare)
+
+int kv_watch_compare(const struct kv_watch *a, const struct kv_watch *b)
+{
+	return a->ino < b->ino ? -1 : a->ino > b->ino;
+}
+RB_GENERATE(kv_watch_tree, kv_watch, entry, kv_watch_compare)
+
 /* One answer on its way: the reply, what follows it, and descriptors. */
 struct answer {
 	struct kv_gpu_reply reply;

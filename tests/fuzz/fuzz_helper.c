@@ -14,18 +14,6 @@
 
 #define PACKETS_MAX 64u
 
-int kv_ticket_compare(const struct kv_ticket *a, const struct kv_ticket *b)
-{
-	return memcmp(a->token, b->token, sizeof(a->token));
-}
-RB_GENERATE(kv_ticket_tree, kv_ticket, entry, kv_ticket_compare)
-
-int kv_watch_compare(const struct kv_watch *a, const struct kv_watch *b)
-{
-	return a->ino < b->ino ? -1 : a->ino > b->ino;
-}
-RB_GENERATE(kv_watch_tree, kv_watch, entry, kv_watch_compare)
-
 /* As a helper would: numbers in order, and nothing behind the last extent. */
 static void read_chunks(const struct kv_gpu_reply *reply, const uint8_t *from, size_t size)
 {
