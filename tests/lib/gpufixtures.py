@@ -87,6 +87,16 @@ def cold(helper, path):
     eventually(lambda: helper.kv.kvfs("cool", path, check=False).returncode == 0)
 
 
+def damage(helper, path):
+    """Its first bytes on the device are others, and it is not in DRAM."""
+    cold(helper, path)
+    _, device, offset, _ = helper.kv.extents(path)[0]
+    with open(helper.kv.device_path(device), "r+b") as f:
+        f.seek(offset + 5)
+        f.write(b"damage")
+    helper.kv.expect_errors("checksum mismatch")
+
+
 def packed_ticket(fd):
     token, *numbers = gpulink.ticket(fd)
     return token + b"".join(n.to_bytes(8, "little") for n in numbers)

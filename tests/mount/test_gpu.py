@@ -10,8 +10,8 @@ import gpu
 import pytest
 from data import MIB, blob, get, put
 from gpu import EARLY, NOSTAGE, REVOCABLE, Engine, Raw
-from gpufixtures import (EVERYWHERE, FAKE, HOST, SIZE, SMALL, cold, digest, engine_of, helper,
-                         mode, packed_ticket, pytest_generate_tests, start, store)  # noqa: F401
+from gpufixtures import (EVERYWHERE, FAKE, HOST, SIZE, SMALL, cold, damage, digest, engine_of,
+                         helper, mode, packed_ticket, pytest_generate_tests, start, store)  # noqa: F401
 from procs import NOBODY, as_nobody, eventually, in_child, open_files, spare_descriptors
 from syscalls import fails
 
@@ -121,12 +121,7 @@ def test_map__early_shows_what_is_there(start):
 def test_map__damaged_bytes_are_never_given(helper):
     """The daemon, asked for what does not match, takes the file away; the engine gets an error."""
     path = store(helper, "f", blob(1, SIZE))
-    cold(helper, path)
-    _, device, offset, _ = helper.kv.extents(path)[0]
-    with open(helper.kv.device_path(device), "r+b") as f:
-        f.seek(offset + 5)
-        f.write(b"damage")
-    helper.kv.expect_errors("checksum mismatch")
+    damage(helper, path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     raw = Raw(helper)
     ticket = packed_ticket(fd)

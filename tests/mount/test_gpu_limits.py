@@ -7,7 +7,7 @@ import gpu
 import pytest
 from data import MIB, blob
 from gpu import Engine, Raw
-from gpufixtures import (FAKE, HOST, SIZE, cold, digest, engine_of, mode, packed_ticket,
+from gpufixtures import (FAKE, HOST, SIZE, damage, digest, engine_of, mode, packed_ticket,
                          pytest_generate_tests, start, store)  # noqa: F401
 from procs import NOBODY, eventually
 from syscalls import fails
@@ -19,12 +19,7 @@ def test_map__a_descriptor_of_something_else_gives_nothing(start, what):
     """What is not on the drives as it should be is read through it; the ticket was of the file."""
     helper = start()
     path, other = store(helper, "f", blob(1, SIZE)), store(helper, "g", blob(2, SIZE))
-    cold(helper, path)
-    _, device, offset, _ = helper.kv.extents(path)[0]
-    with open(helper.kv.device_path(device), "r+b") as f:
-        f.seek(offset + 5)
-        f.write(b"damage")
-    helper.kv.expect_errors("checksum mismatch")
+    damage(helper, path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     ticket = packed_ticket(fd)
     if what == "another version":

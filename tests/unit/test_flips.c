@@ -128,22 +128,8 @@ static enum result look(struct flips *flips)
 	struct unit *unit = &flips->unit;
 	enum result result = RESULT_RIGHT;
 	char error[300];
-	const struct kv_store_open open = {
-		.ops = &unit->disk.ops,
-		.path = unit->store_path,
-		.stats = &unit->stats,
-	};
 
-	if (kv_store_open(&open, &unit->store, error, sizeof(error)) < 0)
-		return RESULT_NOTICED;
-	const struct kv_core_options options = {
-		.options = &unit->options,
-		.store = unit->store,
-		.stats = &unit->stats,
-		.hooks = {unit, unit_backing_open, unit_backing_close, unit_name_gone,
-			unit_became_hot},
-	};
-	if (kv_core_new(&options, &unit->core, error, sizeof(error)) < 0)
+	if (unit_try_mount(unit, error) < 0)
 		return RESULT_NOTICED;
 	for (unsigned i = 0; i < FILES; i++) {
 		enum result one = find_and_read(unit, flips->inos[i], i);

@@ -198,9 +198,9 @@ static inline void unit_backing_close(void *arg, int backing_id)
 	atomic_fetch_sub(&((struct unit *)arg)->backings, 1);
 }
 
-static inline void unit_mount(struct unit *unit)
+/* Negative errno, and why. */
+static inline int unit_try_mount(struct unit *unit, char ret_error[300])
 {
-	char error[300] = "";
 	const struct kv_store_open open = {
 		.ops = &unit->disk.ops,
 		.path = unit->store_path,
@@ -208,8 +208,10 @@ static inline void unit_mount(struct unit *unit)
 		.stats = &unit->stats,
 	};
 
-	if (kv_store_open(&open, &unit->store, error, sizeof(error)) != 0)
-		fail_msg("open: %s", error);
+	int r = kv_store_open(&open, &unit->store, ret_error, 300);
+
+	if (r < 0)
+		return r;
 	const struct kv_core_options options = {
 		.options = &unit->options,
 		.store = unit->store,
@@ -219,8 +221,15 @@ static inline void unit_mount(struct unit *unit)
 		.dram_is_shared = unit->dram_fd > 0,
 		.dram_mount = unit->dram_fd > 0 ? dup(unit->dram_fd) : -1,
 	};
-	if (kv_core_new(&options, &unit->core, error, sizeof(error)) != 0)
-		fail_msg("core: %s", error);
+	return kv_core_new(&options, &unit->core, ret_error, 300);
+}
+
+static inline void unit_mount(struct unit *unit)
+{
+	char error[300] = "";
+
+	if (unit_try_mount(unit, error) != 0)
+		fail_msg("mount: %s", error);
 }
 
 static inline void unit_violation(void *arg, const char *text)
