@@ -67,21 +67,26 @@ static inline uint64_t kv_div_round_up(uint64_t value, uint64_t unit)
 	return (value + unit - 1) / unit;
 }
 
-static inline int64_t kv_monotonic_ms(void)
+static inline int64_t kv_monotonic_ns(void)
 {
 	struct timespec now;
 
 	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Little-endian fields in records; P needs no alignment. */
+static inline int64_t kv_monotonic_ms(void)
+{
+	return kv_monotonic_ns() / 1000000;
+}
+
 /* accept() has failed for want of something: who waits for it would be woken again at once. */
 static inline bool kv_accept_lacks(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
+/* Little-endian fields in records; P needs no alignment. */
 static inline uint16_t kv_get_le16(const void *p)
 {
 	uint16_t v;

@@ -10,10 +10,10 @@
 
 #include "fs/attributes.h"
 #include "fs/daemon.h"
-#include "fs/users.h"
 #include "fs/node.h"
 #include "fs/parking.h"
 #include "fs/parse.h"
+#include "fs/users.h"
 #include "index/space.h"
 
 /* Text of one answer: below the kernel's 64 KiB for an attribute. */

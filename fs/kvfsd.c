@@ -15,7 +15,6 @@
 #include "fs/daemon.h"
 #include "fs/gpu.h"
 #include "fs/guard.h"
-#include "fs/users.h"
 #include "fs/lock.h"
 #include "fs/log.h"
 #include "fs/node.h"
@@ -28,6 +27,7 @@
 #include "fs/session.h"
 #include "fs/supervise.h"
 #include "fs/takeover.h"
+#include "fs/users.h"
 #include "index/space.h"
 
 #define MESSAGE_SIZE 512u

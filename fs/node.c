@@ -8,11 +8,11 @@
 
 #include "fs/caller.h"
 #include "fs/handle.h"
-#include "fs/users.h"
 #include "fs/notify.h"
 #include "fs/parking.h"
 #include "fs/retry.h"
 #include "fs/takeover.h"
+#include "fs/users.h"
 
 #define NODE_STRIPES 256u
 

@@ -7,11 +7,11 @@
 
 #include "fs/caller.h"
 #include "fs/daemon.h"
-#include "fs/users.h"
 #include "fs/log.h"
 #include "fs/notify.h"
 #include "fs/parking.h"
 #include "fs/retry.h"
+#include "fs/users.h"
 
 int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_node **ret_node)
 {

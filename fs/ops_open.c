@@ -8,12 +8,12 @@
 #include "fs/caller.h"
 #include "fs/gpu.h"
 #include "fs/handle.h"
-#include "fs/users.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/parking.h"
 #include "fs/reply.h"
 #include "fs/retry.h"
+#include "fs/users.h"
 
 static bool wants_write(const struct fuse_file_info *fi)
 {

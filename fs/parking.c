@@ -42,14 +42,6 @@ static int compare_due(struct kv_parked *a, struct kv_parked *b)
 
 KV_TREE_GENERATE(due_tree, kv_parked, by_due, compare_due)
 
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * MS_PER_S + now.tv_nsec / NS_PER_MS;
-}
-
 static struct parked_queue *bucket_of(struct kv_parking *parking, uint64_t key)
 {
 	return &parking->buckets[key % BUCKETS];
@@ -81,7 +73,7 @@ static void set_time(struct kv_parking *parking, struct kv_parked *parked)
 	untime(parking, parked);
 	if (parked->interrupted)
 		due_ms = (int64_t)kv_min_u64(
-			(uint64_t)due_ms, (uint64_t)now_ms() + INTERRUPTED_LOOK_MS);
+			(uint64_t)due_ms, (uint64_t)kv_monotonic_ms() + INTERRUPTED_LOOK_MS);
 	if (due_ms == INT64_MAX)
 		return;
 	parked->due_ms = due_ms;
@@ -129,7 +121,7 @@ static struct kv_parked *take_ready(struct kv_parking *parking)
 		return parked;
 	}
 	parked = RB_MIN(due_tree, &parking->due);
-	return parked && parked->due_ms <= now_ms() ? parked : NULL;
+	return parked && parked->due_ms <= kv_monotonic_ms() ? parked : NULL;
 }
 
 /* Lock held. */
@@ -137,7 +129,7 @@ static enum kv_parked_why why_now(const struct kv_parking *parking, const struct
 {
 	if (parking->stop)
 		return KV_PARKED_ENDING;
-	if (parked->end_ms <= now_ms())
+	if (parked->end_ms <= kv_monotonic_ms())
 		return KV_PARKED_LATE;
 	return parked->interrupted ? KV_PARKED_INTERRUPTED : KV_PARKED_WOKEN;
 }
@@ -262,7 +254,7 @@ int kv_parking_add(struct kv_parking *parking, struct kv_parked *parked)
 		return -ENOBUFS;
 	}
 	parked->parking = parking;
-	parked->end_ms = parked->wait_ms < 0 ? INT64_MAX : now_ms() + parked->wait_ms;
+	parked->end_ms = parked->wait_ms < 0 ? INT64_MAX : kv_monotonic_ms() + parked->wait_ms;
 	/* Once it is parked it may be answered, and freed, at any time. */
 	fuse_req_interrupt_func(parked->req, on_interrupt, parked);
 	KV_LOCKED(&parking->lock);

@@ -166,21 +166,13 @@ static bool is_pending(const struct workers *workers)
 	return poll(&pollfd, 1, 0) > 0;
 }
 
-static int64_t now_ns(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
-}
-
 /* Not where others receive, too, or where it would keep the client from running. */
 static void look_for_next(const struct workers *workers)
 {
-	int64_t until = now_ns() + SPIN_NS;
+	int64_t until = kv_monotonic_ns() + SPIN_NS;
 
 	while (workers->receivers_max > 1 && atomic_load(&workers->receiving) == 1 &&
-		!is_pending(workers) && now_ns() < until)
+		!is_pending(workers) && kv_monotonic_ns() < until)
 		continue;
 }
 
@@ -285,11 +277,9 @@ static void look(struct workers *workers, struct watch *watch)
 
 static void wait_to_look(struct workers *workers, int64_t ns)
 {
-	struct timespec until;
+	int64_t end_ns = kv_monotonic_ns() + ns;
+	const struct timespec until = {end_ns / NS_PER_S, end_ns % NS_PER_S};
 
-	(void)clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += (until.tv_nsec + ns) / NS_PER_S;
-	until.tv_nsec = (until.tv_nsec + ns) % NS_PER_S;
 	(void)sem_clockwait(&workers->look, CLOCK_MONOTONIC, &until);
 }
 

@@ -21,14 +21,6 @@
 #define NS_PER_S INT64_C(1000000000)
 #define NS_PER_MS INT64_C(1000000)
 
-static int64_t monotonic_ns(void)
-{
-	struct timespec now;
-
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
-}
-
 /* ---- The batch ---- */
 
 /* Whether the transaction has to be written although no operation is waiting. */
@@ -235,11 +227,11 @@ static int commit_insist(struct kv_index *index, bool last)
 /* Until the deadline, or a stop, or a waiter, or GOAL records are pending. */
 static void commit_wait(struct kv_index *index, int64_t wait_ns, uint64_t goal)
 {
-	int64_t deadline_ns = monotonic_ns() + wait_ns;
+	int64_t deadline_ns = kv_monotonic_ns() + wait_ns;
 	struct timespec deadline = {
 		.tv_sec = deadline_ns / NS_PER_S, .tv_nsec = deadline_ns % NS_PER_S};
 
-	while (!index->commit_stop && !index->commit_urgent && monotonic_ns() < deadline_ns &&
+	while (!index->commit_stop && !index->commit_urgent && kv_monotonic_ns() < deadline_ns &&
 		atomic_load_explicit(&index->pending_weight, memory_order_relaxed) < goal)
 		(void)pthread_cond_timedwait(&index->commit_work, &index->commit_lock, &deadline);
 }

@@ -65,13 +65,12 @@ static void interrupt(int number)
 /* Waits until the bytes read so far are no more than the rate allows. */
 static void keep_rate(struct scrub *scrub, uint64_t bytes)
 {
-	struct timespec now, due;
+	struct timespec due;
 	int64_t now_ns;
 
 	if (scrub->rate == 0 || bytes == 0)
 		return;
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	now_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+	now_ns = kv_monotonic_ns();
 	/* Time that was not used is not made up for. */
 	if (scrub->due_ns < now_ns)
 		scrub->due_ns = now_ns;
