@@ -66,6 +66,27 @@ def test_connection_ends_with_the_daemon_even_if_something_holds_it(fresh):
         kv.destroy()
 
 
+def test_guard_that_is_late_leaves_the_next_mount_alone(fresh):
+    """The number of a connection is used again as soon as its mount has gone."""
+    first = fresh(size="256M", dram="64M")
+    number = os.stat(first.mnt).st_dev
+    guard, = guards_of(first.pid)
+    os.kill(guard, signal.SIGSTOP)
+    others = []
+    try:
+        first.daemon.kill()
+        first.daemon.wait(30)
+        first.destroy()
+        # Somebody else's mount may have taken the number: then there is nothing to be seen.
+        while not others or os.stat(others[-1].mnt).st_dev != number and len(others) < 5:
+            others.append(fresh(size="256M", dram="64M"))
+    finally:
+        os.kill(guard, signal.SIGCONT)
+    eventually(lambda: comm(guard) != "kvfsd-guard", what="the end of the guard")
+    put(others[-1].mnt / "f", b"x")
+    others[-1].check()
+
+
 def test_guard_goes_with_an_orderly_end(fresh):
     kv = fresh(size="256M", dram="64M")
     guard, = guards_of(kv.pid)
