@@ -16,6 +16,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "fs/gpu_protocol.h"
 #include "fs/parse.h"
 #include "fs/store.h"
 #include "fs/store_internal.h"
@@ -57,9 +58,9 @@ struct making {
 
 static int look_at(struct making *m, struct content *ret_content)
 {
-	static const char *const names[] = {KV_STORE_LOCK, KV_STORE_DATA, DATA_NEW,
+	static const char *const names[] = {KV_STORE_LOCK, KV_GPU_SOCKET, KV_STORE_DATA, DATA_NEW,
 		KV_STORE_DEVICES, KV_STORE_INDEX, INDEX_NEW, DEVICES_NEW};
-	const size_t marks_from = 3; /* the names from there on tell a store */
+	const size_t marks_from = 4; /* the names from there on tell a store */
 	int fd = openat(m->directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 	const struct dirent *entry;

@@ -204,6 +204,8 @@ static const char *reason(const struct gpu *gpu, int r)
 				  : "is being written";
 	case -EXDEV:
 		return "not on the mount that the helper serves";
+	case -ENOTTY:
+		return "not on a kvfs mount";
 	case -EIO:
 		return "damaged or unreadable: its bytes cannot be had";
 	default:
@@ -253,7 +255,7 @@ static int change(struct gpu *gpu, const glob_t *found, char **paths, int count)
 
 			if (r < 0)
 				gpu->status =
-					cmd_fail(gpu->command, "%s: %s", paths[k], strerror(-r));
+					cmd_fail(gpu->command, "%s: %s", paths[k], reason(gpu, r));
 		}
 		kvg_close(gpu->ctx);
 	}

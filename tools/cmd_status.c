@@ -20,7 +20,8 @@ static const char help_text[] =
 	"tier, devices, and counters since it was mounted.\n"
 	"\n"
 	"  --json  print one JSON object: sizes in bytes, \"devices\" and \"users\" (those\n"
-	"          nearest to their limits) lists, \"counters\" an object\n";
+	"          nearest to their limits) lists, \"counters\" an object; kvfs(1) has\n"
+	"          the units of all\n";
 
 static bool is_list(const struct kv_report_line *line)
 {
@@ -262,7 +263,8 @@ int status_main(int argc, char **argv)
 			"figures are about everybody's files",
 			directory);
 	if (r < 0)
-		return cmd_fail(argv[0], "%s: %s", directory, strerror(-r));
+		return cmd_fail(argv[0], "%s: %s%s", directory, strerror(-r),
+			optind < argc ? "" : "; name a directory on the mount");
 	if (json)
 		print_json(&report);
 	else

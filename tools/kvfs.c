@@ -47,7 +47,7 @@ static void print_help(FILE *out)
 	(void)fprintf(out, "\n"
 			   "kvfs COMMAND --help explains a command; kvfs --version prints the\n"
 			   "version. Exit status: 0, or 1 after one line that says what is wrong;\n"
-			   "kvfs check has more of them.\n");
+			   "kvfs check and kvfs scrub have more of them.\n");
 }
 
 static void complain(const char *command, const char *format, va_list ap)

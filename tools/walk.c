@@ -8,9 +8,11 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 
 #include "fs/base.h"
+#include "fs/kvfs_ioctl.h"
 
 struct pending {
 	struct pending *next;
@@ -20,6 +22,7 @@ struct pending {
 struct walk {
 	const char *top;
 	int top_fd;
+	dev_t device; /* of the top */
 	struct pending *stack;
 	void (*file)(void *arg, const struct kv_walk_file *file);
 	void *arg;
@@ -87,6 +90,9 @@ static int give(const struct walk *walk, int directory, const char *path, const 
 /* Lists one directory: files are given, directories pushed. Takes FD over. */
 static int list(struct walk *walk, int fd, const char *path)
 {
+	struct stat st;
+	/* Another filesystem below this one is none of ours. */
+	bool other = fstat(fd, &st) == 0 && st.st_dev != walk->device;
 	DIR *directory = fdopendir(fd);
 	struct dirent *entry;
 	int r = 0;
@@ -96,7 +102,7 @@ static int list(struct walk *walk, int fd, const char *path)
 		(void)close(fd);
 		return r;
 	}
-	while (errno = 0, r == 0 && (entry = readdir(directory)) != NULL) {
+	while (errno = 0, !other && r == 0 && (entry = readdir(directory)) != NULL) {
 		mode_t type = type_of(fd, entry) & S_IFMT;
 
 		if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
@@ -166,6 +172,14 @@ static int walk_file(struct walk *walk, const char *path)
 	return 0;
 }
 
+/* A kvfs mount answers a question about no names, and nobody else does. */
+static bool is_kvfs(int directory)
+{
+	_cleanup_free_ struct kvfs_lookup *none = calloc(1, sizeof(*none));
+
+	return !none || ioctl(directory, KVFS_IOC_LOOKUP, none) == 0;
+}
+
 int kv_walk(const char *path, void (*file)(void *arg, const struct kv_walk_file *file), void *arg)
 {
 	struct walk walk = {.top = path, .file = file, .arg = arg};
@@ -181,6 +195,9 @@ int kv_walk(const char *path, void (*file)(void *arg, const struct kv_walk_file 
 	fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
+	if (!is_kvfs(fd))
+		return -ENOTTY;
 	walk.top_fd = fd;
+	walk.device = st.st_dev;
 	return walk_tree(&walk);
 }

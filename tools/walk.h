@@ -3,7 +3,8 @@
  * Every regular file that a path names: itself, or all below it.
  *
  * Works at any depth: no recursion, and paths longer than the kernel takes are walked in steps.
- * Symlinks are followed where the user named them, and nowhere else. Single-threaded.
+ * Symlinks are followed where the user named them, and nowhere else. A directory must be on a kvfs
+ * mount, and what is mounted below it is left out. Single-threaded.
  */
 #ifndef KVFS_TOOLS_WALK_H
 #define KVFS_TOOLS_WALK_H
@@ -19,7 +20,8 @@ struct kv_walk_file {
 };
 
 /* Calls FILE for each file of PATH and for each directory that cannot be listed. Returns 0, or the
- * negative errno of PATH itself: -EINVAL if it is neither a file nor a directory. */
+ * negative errno of PATH itself: -EINVAL if it is neither a file nor a directory, -ENOTTY if it is
+ * a directory that is not on a kvfs mount. */
 int kv_walk(const char *path, void (*file)(void *arg, const struct kv_walk_file *file), void *arg);
 
 #endif

@@ -60,6 +60,28 @@ def test_help__manual_names_every_option():
             assert f".It Cm {option}" in manual, option
 
 
+def test_help__manual_has_every_command():
+    """A line in the synopsis, and a section."""
+    manual = (ROOT / "tools/man/kvfs.1").read_text()
+    description = manual[manual.index(".Sh DESCRIPTION"):manual.index(".Sh ENVIRONMENT")]
+    for command in (*COMMANDS, "gpu"):
+        assert f".Nm\n.Cm {command}\n" in manual, command
+        assert f".Ss kvfs {'pin' if command == 'unpin' else command}\n" in description, command
+
+
+def test_help__manual_has_the_units_of_the_status(kv):
+    """Each member that the JSON has, or what the members of its group have in common."""
+    manual = (ROOT / "tools/man/kvfs.1").read_text()
+    section = manual[manual.index(".Ss kvfs status"):manual.index(".Ss kvfs stat\n")]
+    status = kv.status()
+    sizes = [name for name in status if re.match("store_|(dram|index|user)_(?!kind|huge|object|comm|files|writ)",
+                                                 name)]
+    assert len(sizes) == 13
+    for name in (*sizes, "uptime_s", "files", "parked", "nodes", "devices", "users", "counters"):
+        group, _, part = name.partition("_")
+        assert name in section or (f"_{part}" in section and f"{group}_" in section), name
+
+
 def test_version__is_the_build_files():
     wanted = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
     assert kvfs("--version").stdout == f"kvfs {wanted}\n"
@@ -249,10 +271,10 @@ def test_mount__in_the_background_until_umount(fresh):
                 (kv.mnt / "f").write_bytes(b"x" * 100000)
             assert (kv.mnt / "f").read_bytes() == b"x" * 100000
         finally:
-            eventually(lambda: run("umount", kv.mnt, check=False).returncode == 0, timeout=15,
+            eventually(lambda: run("umount", kv.mnt, check=False).returncode == 0,
                        what="umount")
         eventually(lambda: run("flock", "-n", kv.store / "lock", "true", check=False)
-                   .returncode == 0, timeout=30, what="the daemon to end")
+                   .returncode == 0, what="the daemon to end")
 
 
 @MODE_ANY
@@ -329,6 +351,8 @@ def test_status__not_a_kvfs_mount(tmp_path):
     assert_refused(kvfs("status", tmp_path, check=False), tmp_path, "not on a kvfs mount")
     assert_refused(kvfs("status", "/proc", check=False), "/proc", "not on a kvfs mount")
     assert_refused(kvfs("status", tmp_path / "none", check=False), "No such file")
+    if not os.path.exists("/kv"):
+        assert_refused(kvfs("status", check=False), "/kv", "No such file", "name a directory")
 
 
 def test_status__json(kv):
