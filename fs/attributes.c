@@ -143,6 +143,7 @@ static const struct attribute {
 	{"extents", S_IFREG, print_extents},
 	{"pin", S_IFREG, print_kept},
 	{"lease", S_IFREG, print_kept},
+	{"pin", S_IFDIR, print_kept},
 	{"quota", S_IFDIR, print_kept},
 };
 

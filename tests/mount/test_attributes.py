@@ -93,7 +93,14 @@ def test_attributes_are_listed_to_who_shows_them(kv):
         os.getxattr(kv.dir / "f", name)
     os.symlink("f", kv.dir / "link")
     assert listed(kv.dir / "link", "-h") == []
-    assert not FIXED & set(listed(kv.dir))
+    assert FIXED & set(listed(kv.dir)) == {"user.kvfs.pin"}
+    kv.kvfs("pin", kv.dir)
+    assert attributes(kv.dir) == {"pin": "1"}
+    kv.kvfs("quota", kv.dir, "64M")
+    assert attributes(kv.dir) == {"pin": "1", "quota": str(64 << 20)}
+    kv.kvfs("quota", kv.dir, "none")
+    kv.kvfs("unpin", kv.dir)
+    assert attributes(kv.dir) == {"pin": "0"}
     fails(errno.ENODATA, os.getxattr, kv.dir, "user.kvfs.tier")
 
 
