@@ -72,6 +72,17 @@ static void reply_read(fuse_req_t req, const void *memory, size_t size)
 	kv_reply_check(daemon, fuse_reply_buf(req, memory, size));
 }
 
+/*
+ * Has the pages of a loan mapped before the reply copies from them, as it does else: a reply that
+ * has to wait for a page when the process is killed fails its request (session.c, request_memory).
+ */
+static void map_pages(const struct kv_loan *loan)
+{
+	uintptr_t at = (uintptr_t)loan->memory % KV_BLOCK_SIZE;
+
+	(void)madvise((uint8_t *)loan->memory - at, loan->size + at, MADV_POPULATE_READ);
+}
+
 /* Answers from the object's own pages, where that is less work than a copy. */
 static bool reply_lent(fuse_req_t req, struct kv_version *version, size_t size, uint64_t offset)
 {
@@ -85,6 +96,8 @@ static bool reply_lent(fuse_req_t req, struct kv_version *version, size_t size, 
 		kv_reply_error(req, r);
 		return true;
 	}
+	if (kv_daemon_of(req)->takeover)
+		map_pages(&loan);
 	reply_read(req, loan.memory, loan.size);
 	kv_loan_end(&loan);
 	return true;

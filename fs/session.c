@@ -313,48 +313,63 @@ static void *next_main(void *arg)
 	_exit(KV_SUPERVISE_NEXT);
 }
 
+/* Where the kernel writes to: a request lies behind the first page but for its header. */
+#define REQUEST_ROOM (KV_BLOCK_SIZE + REQUEST_SIZE + REQUEST_SPARE)
+
 /*
  * Memory for a request, and where in it one begins so that the bytes of a WRITE lie in whole pages:
  * the kernel copies a page at a time, and looks up each that it copies to. A huge page makes that
  * cheaper.
+ *
+ * Where another daemon may go on, all of its pages are there before a request is asked for: one
+ * that is on its way when this process is killed arrives and is sent again, but if a page has to be
+ * made first, the kernel gives that up for the kill and the request fails (Linux mm/gup.c, by way
+ * of fs/fuse/dev.c, fuse_dev_do_read).
  */
-static void *request_memory(void)
+static void *request_memory(const struct kv_daemon *daemon)
 {
 	void *memory = aligned_alloc(REQUEST_SIZE, 2 * REQUEST_SIZE);
 
-	if (memory)
-		(void)madvise(memory, REQUEST_SIZE, MADV_HUGEPAGE);
+	if (!memory)
+		return NULL;
+	(void)madvise(memory, REQUEST_SIZE, MADV_HUGEPAGE);
+	if (daemon->takeover)
+		(void)madvise(memory, REQUEST_ROOM, MADV_POPULATE_WRITE);
 	return memory;
 }
 
 static void *request_in(void *memory)
 {
-	static_assert(KV_BLOCK_SIZE + REQUEST_SIZE + REQUEST_SPARE <= 2 * REQUEST_SIZE, "fits");
+	static_assert(REQUEST_ROOM <= 2 * REQUEST_SIZE, "fits");
 	return (uint8_t *)memory + KV_BLOCK_SIZE - REQUEST_HEADER;
 }
 
 static int receive_request(void *arg, void **memory)
 {
+	const struct kv_daemon *daemon = arg;
 	struct fuse_buf buffer = {0};
 
 	if (!*memory)
-		*memory = request_memory();
+		*memory = request_memory(daemon);
 	if (!*memory)
 		return -ENOMEM;
 	buffer.mem = request_in(*memory);
-	return fuse_session_receive_buf(arg, &buffer);
+	return fuse_session_receive_buf(daemon->session, &buffer);
 }
 
 static void handle_request(void *arg, void *memory, size_t size)
 {
+	const struct kv_daemon *daemon = arg;
 	const struct fuse_buf buffer = {.mem = request_in(memory), .size = size};
 
-	fuse_session_process_buf(arg, &buffer);
+	fuse_session_process_buf(daemon->session, &buffer);
 }
 
 static bool has_ended(void *arg)
 {
-	return fuse_session_exited(arg);
+	const struct kv_daemon *daemon = arg;
+
+	return fuse_session_exited(daemon->session);
 }
 
 int kv_session_loop(struct kv_daemon *daemon)
@@ -364,7 +379,7 @@ int kv_session_loop(struct kv_daemon *daemon)
 		.receive = receive_request,
 		.handle = handle_request,
 		.has_ended = has_ended,
-		.arg = daemon->session,
+		.arg = daemon,
 		.threads_max = WORKERS_MAX,
 	};
 	int r;
