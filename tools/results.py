@@ -2,7 +2,8 @@
 """Sums up a run of tools/check: results.py RESULTS BUILD...
 
 RESULTS is a folder of JUnit files (pytest) and of texts with lines "ok", "not ok" or "skip"; each BUILD is a
-Meson build folder with a test log. Prints what failed, then one line with the sums; exits 1 if anything failed.
+Meson build folder with a test log. Prints the end of what each failed unit test has said, then what failed, then one
+line with the sums; exits 1 if anything failed.
 """
 import json
 import re
@@ -10,6 +11,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
+
+
+# Of a program's output: the end says why it failed, and a sanitizer's report is as long.
+SHOWN_LINES = 120
 
 
 def count_lines(path):
@@ -31,10 +36,25 @@ def count_junit(path):
             yield "skipped" if "skipped" in kinds else "passed", name
 
 
+def meson_entries(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def show_failed(path):
+    """What the failed programs of a build have said: the log itself is gone with the next run."""
+    for entry in meson_entries(path):
+        if entry["result"] in ("OK", "SKIP", "EXPECTEDFAIL"):
+            continue
+        text = entry.get("stdout", "") + entry.get("stderr", "")
+        print(f"--- {path.parts[0]}: {entry['name']}: {entry['result']}, "
+              f"status {entry.get('returncode')}, {entry.get('duration', 0):.1f} s")
+        lines = [line for line in text.splitlines() if not re.match(r"\[ (RUN  |      OK)", line)]
+        print("\n".join(lines[-SHOWN_LINES:]))
+
+
 def count_meson(path):
     """A cmocka program is many tests, counted one by one; one that died has failed at least once."""
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
+    for entry in meson_entries(path):
         text = entry.get("stdout", "") + entry.get("stderr", "")
         passed = re.findall(r"^\[       OK \] (\w+)", text, re.MULTILINE)
         skipped = set(re.findall(r"^\[  SKIPPED \] (test_\w+)", text, re.MULTILINE))
@@ -59,6 +79,7 @@ def main():
     for build in builds:
         path = Path(build) / "meson-logs" / "testlog.json"
         if path.exists():
+            show_failed(path)
             found += count_meson(path)
     for result, name in found:
         if result == "failed":
