@@ -94,6 +94,7 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, const struct
 		job->count++;
 		job->bits = *bits;
 		job->devices |= wanted->devices;
+		version->busy++;
 		return 0;
 	}
 	job = calloc(1, sizeof(*job));

@@ -9,8 +9,8 @@
 
 /*
  * A run of chunks to be read. Into the object: the slots are BUSY and charged, the job holds a
- * reference and a busy count and frees itself. Into MEMORY, which is the job's: one COLD chunk; the
- * job frees itself only if the waiter has left it.
+ * reference, and a busy count a chunk, and frees itself. Into MEMORY, which is the job's: one COLD
+ * chunk; the job frees itself only if the waiter has left it.
  */
 struct kv_fill {
 	TAILQ_ENTRY(kv_fill) entry;

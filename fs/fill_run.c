@@ -202,7 +202,10 @@ static void prepare_piece(struct run *run, struct piece *piece)
 
 /* ---- Ending ---- */
 
-/* The chunk is in the object (RESULT 0), or must look as if it had never been asked for. */
+/*
+ * The chunk is in the object (RESULT 0), or must look as if it had never been asked for. Who waits
+ * for it finds the object free, too: it may be about to take it along (kv_version_continue).
+ */
 static void settle_slot(struct run *run, struct piece *piece)
 {
 	struct kv_version *version = piece->job->version;
@@ -224,6 +227,7 @@ static void settle_slot(struct run *run, struct piece *piece)
 			slot->state = KV_CHUNK_HOT;
 			slot->flags |= KV_SLOT_USED;
 		}
+		version->busy--;
 		kv_park_wake(run->core, version);
 	}
 	kv_core_uncharge(run->core, given_back << KV_BLOCK_SHIFT);
@@ -424,7 +428,6 @@ static void end_job(struct run *run, unsigned index, const struct piece *pieces)
 		return;
 	}
 	(void)pthread_mutex_lock(&version->lock);
-	version->busy--;
 	if (may_be_whole(version) && kv_version_is_resident_locked(version))
 		became_hot = version->streamed && !version->hot;
 	(void)pthread_mutex_unlock(&version->lock);

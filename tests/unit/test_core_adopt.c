@@ -99,11 +99,8 @@ static uint64_t charged(struct unit *unit)
 
 static void expect_adopted(struct unit *unit, uint64_t count, uint64_t bytes)
 {
-	for (unsigned i = 0;
-		i < 2000 && (kv_stat_get(&unit->stats.adopted) != count ||
-				    tier_of(unit).count != count || charged(unit) != bytes);
-		i++)
-		(void)usleep(5000);
+	UNIT_WAIT_FOR(kv_stat_get(&unit->stats.adopted) == count && tier_of(unit).count == count &&
+		      charged(unit) == bytes);
 	assert_int_equal(unit->stats.adopted, count);
 	assert_int_equal(tier_of(unit).count, count);
 	assert_int_equal(charged(unit), bytes);
@@ -113,9 +110,7 @@ static void expect_adopted(struct unit *unit, uint64_t count, uint64_t bytes)
  */
 static void expect_seen(struct unit *unit)
 {
-	for (unsigned i = 0; i < 2000 && tier_of(unit).count != kv_stat_get(&unit->stats.adopted);
-		i++)
-		(void)usleep(5000);
+	UNIT_WAIT_FOR(tier_of(unit).count == kv_stat_get(&unit->stats.adopted));
 	assert_int_equal(tier_of(unit).count, unit->stats.adopted);
 }
 
@@ -224,8 +219,7 @@ static void test_adopt__is_used_as_any_other(void **state)
 	unit_expect_file(&unit, unit_lookup(&unit, "a"), 3 * MIB + 5, 1);
 	assert_int_equal(unit.stats.fill_chunks, 4);
 	unit_unlink(&unit, "b");
-	for (unsigned i = 0; i < 2000 && tier_of(&unit).count != 1; i++)
-		(void)usleep(5000);
+	UNIT_WAIT_FOR(tier_of(&unit).count == 1);
 	assert_int_equal(tier_of(&unit).count, 1);
 	/* Larger than what is left of the tier. */
 	(void)unit_put(&unit, "d", 30 * MIB, 4);
@@ -262,13 +256,13 @@ static void *open_in_thread(void *arg)
 /* The device has the requests, and answers none. */
 static void fill_under_way(struct unit *unit)
 {
+	uint64_t submitted = unit->disk.submitted;
 	pthread_t thread;
 
 	atomic_store(&unit->disk.hold, true);
 	assert_int_equal(pthread_create(&thread, NULL, open_in_thread, unit), 0);
-	while (charged(unit) == 0)
-		(void)usleep(1000);
-	(void)usleep(20000);
+	UNIT_WAIT_FOR(unit->disk.submitted > submitted);
+	assert_true(unit->disk.submitted > submitted);
 	assert_int_equal(tier_of(unit).count, 1);
 }
 

@@ -130,10 +130,7 @@ static void test_core__old_version_outlives_its_index_records(void **state)
 	unit_expect_pattern(old, 2 * MIB, 0, 1);
 	/* Deleting the file does not hurt its reader either. */
 	unit_unlink(&unit, "a");
-	for (unsigned i = 0; i < 2000 && kv_file_current(file, &version) == 0; i++) {
-		kv_version_unref(version);
-		(void)usleep(1000);
-	}
+	UNIT_WAIT_FOR(!unit_has_content(file));
 	unit_expect_pattern(old, 2 * MIB, 0, 1);
 	kv_version_unref(old);
 	kv_file_put(file);

@@ -23,13 +23,8 @@ static void expect_enoent_soon(struct kv_file *file)
 {
 	struct kv_version *version;
 
-	for (unsigned i = 0; i < 2000; i++) {
-		if (kv_file_current(file, &version) == -ENOENT)
-			return;
-		kv_version_unref(version);
-		(void)usleep(1000);
-	}
-	fail_msg("the file is still there");
+	UNIT_WAIT_FOR(!unit_has_content(file));
+	assert_int_equal(kv_file_current(file, &version), -ENOENT);
 }
 
 /* A flipped bit is a miss: ENOENT, the file loses its name and is counted; later its space is freed
@@ -50,8 +45,7 @@ static void test_core_faults__checksum_mismatch_quarantines(void **state)
 	atomic_store(&unit.disk.reads_flip, 1);
 	assert_int_equal(kv_version_open(version, false, &access), -ENOENT);
 	expect_enoent_soon(file);
-	for (unsigned i = 0; i < 2000 && !unit.names_gone; i++)
-		(void)usleep(1000);
+	UNIT_WAIT_FOR(unit.names_gone);
 	assert_int_equal(unit_lookup(&unit, "bad"), 0);
 	assert_string_equal(unit.gone, "bad");
 	assert_int_equal(unit.names_gone, 1);
@@ -95,8 +89,7 @@ static void test_core_faults__quarantined_space_is_taken(void **state)
 		atomic_store(&unit.disk.reads_flip, 1);
 		assert_int_equal(kv_version_open(version, false, &access), -ENOENT);
 		expect_enoent_soon(file);
-		for (unsigned i = 0; i < 2000 && !unit.names_gone; i++)
-			(void)usleep(1000);
+		UNIT_WAIT_FOR(unit.names_gone);
 		kv_version_unref(version);
 		uint64_t next = unit_put(&unit, "next", 13 * MIB, 2);
 		unit_sync(&unit);
@@ -140,8 +133,7 @@ static void test_core_faults__checksum_mismatch_in_a_stream(void **state)
 		kv_version_unref(version);
 		kv_file_put(file);
 	}
-	for (unsigned i = 0; i < 2000 && !unit.names_gone; i++)
-		(void)usleep(1000);
+	UNIT_WAIT_FOR(unit.names_gone);
 	assert_int_equal(unit_lookup(&unit, "bad"), 0);
 	unit_done(&unit);
 }
@@ -380,8 +372,7 @@ static void test_core_faults__late_rings(void **state)
 	atomic_store(&unit.disk.queues_fail, many);
 	unit_mount(&unit);
 	/* Four threads fill, and two write. */
-	for (unsigned i = 0; i < 5000 && atomic_load(&unit.disk.queues_fail) > many - 6; i++)
-		(void)usleep(1000);
+	UNIT_WAIT_FOR(atomic_load(&unit.disk.queues_fail) <= many - 6);
 	assert_int_equal(atomic_load(&unit.disk.queues_fail), many - 6);
 	atomic_store(&unit.disk.queues_fail, 0);
 	uint64_t ino = unit_put(&unit, "new", 3 * MIB, 2);

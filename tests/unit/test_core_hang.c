@@ -155,8 +155,7 @@ static struct kv_device_info device_of(struct unit *unit, unsigned number)
 
 static void expect_state(struct unit *unit, unsigned number, enum kv_device_state state)
 {
-	for (unsigned i = 0; i < 4000 && device_of(unit, number).state != state; i++)
-		(void)usleep(5000);
+	UNIT_WAIT_FOR(device_of(unit, number).state == state);
 	assert_int_equal(device_of(unit, number).state, state);
 }
 

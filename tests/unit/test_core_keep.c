@@ -347,10 +347,8 @@ static void test_core_quota__walk_is_resumed(void **state)
 	assert_int_equal(kv_index_quota_step(unit_index(unit), domain, &walk), 1);
 	assert_true(domain_of(unit, dir).used < 400);
 	unit_chill(unit);
-	for (unsigned i = 0; domain_of(unit, dir).state != KV_DOMAIN_LIVE; i++) {
-		assert_true(i < 2000);
-		(void)usleep(5000);
-	}
+	UNIT_WAIT_FOR(domain_of(unit, dir).state == KV_DOMAIN_LIVE);
+	assert_int_equal(domain_of(unit, dir).state, KV_DOMAIN_LIVE);
 	assert_int_equal(domain_of(unit, dir).used, 400);
 }
 

@@ -336,14 +336,6 @@ static void test_core_pages__few_holes_are_filled(void **state)
 	unit_done(&unit);
 }
 
-/* The reader hears of a failure before its pages are given back. */
-static void expect_nothing_charged(struct unit *unit)
-{
-	for (unsigned i = 0; i < 2000 && unit_charged(unit) > 0; i++)
-		(void)usleep(1000);
-	assert_int_equal(unit_charged(unit), 0);
-}
-
 /* A chunk of many holes that is damaged on the device is never seen, and its pages are free. */
 static void test_core_pages__damage(void **state)
 {
@@ -367,7 +359,7 @@ static void test_core_pages__damage(void **state)
 	pool.version = unit_current(pool.file);
 	atomic_store(&unit.disk.reads_fail, 1000);
 	assert_int_equal(kv_version_read(pool.version, &byte, 1, 3 * MIB + KV_BLOCK_SIZE), -EIO);
-	expect_nothing_charged(&unit);
+	unit_expect_charged(&unit, 0);
 	atomic_store(&unit.disk.reads_fail, 0);
 	unit_expect_pattern(pool.version, KV_BLOCK_SIZE, 3 * MIB + KV_BLOCK_SIZE, 1);
 	assert_int_equal(unit_charged(&unit), 100 * KV_BLOCK_SIZE);
@@ -378,11 +370,10 @@ static void test_core_pages__damage(void **state)
 	pool.version = unit_current(pool.file);
 	atomic_store(&unit.disk.reads_flip, 1);
 	assert_int_equal(kv_version_read(pool.version, &byte, 1, 3 * MIB + KV_BLOCK_SIZE), -EIO);
-	expect_nothing_charged(&unit);
+	unit_expect_charged(&unit, 0);
 	kv_version_unref(pool.version);
 	kv_file_put(pool.file);
-	for (unsigned i = 0; i < 2000 && !unit.names_gone; i++)
-		(void)usleep(1000);
+	UNIT_WAIT_FOR(unit.names_gone);
 	assert_int_equal(unit_lookup(&unit, "pool"), 0);
 	unit_done(&unit);
 }

@@ -559,7 +559,7 @@ static void test_core_pools__fsync_keeps_what_is_in_dram(void **state)
 	assert_int_equal(kv_stat_get(&unit.stats.fill_bytes), fills);
 	unit_pool_end(&unit, &pool, "pool");
 	unit_expect_used(&unit, 0);
-	assert_int_equal(unit_charged(&unit), 0);
+	unit_expect_charged(&unit, 0);
 	unit_done(&unit);
 }
 

@@ -145,8 +145,7 @@ static void test_core_tiers__stream_becomes_hot(void **state)
 	assert_int_equal(kv_version_open(version, false, &access), 0);
 	assert_int_equal(access, KV_ACCESS_STREAM);
 	unit_expect_pattern(version, 6 * MIB, 0, 1);
-	for (unsigned i = 0; i < 1000 && !unit.became_hot; i++)
-		(void)usleep(1000);
+	UNIT_WAIT_FOR(unit.became_hot);
 	assert_true(unit.became_hot > 0);
 	kv_version_close(version);
 	assert_int_equal(kv_version_open(version, false, &access), 0);
@@ -357,8 +356,7 @@ static void test_core_tiers__writers_are_held_back(void **state)
 	unit_init(&unit, (struct unit_sizes){.store = 128 * MIB, .dram = 16 * MIB});
 	atomic_store(&unit.disk.hold, true);
 	assert_int_equal(pthread_create(&thread, NULL, put_large, &unit), 0);
-	for (unsigned i = 0; i < 10000 && !kv_stat_get(&unit.stats.throttled); i++)
-		(void)usleep(2000);
+	UNIT_WAIT_FOR(kv_stat_get(&unit.stats.throttled));
 	assert_true(kv_stat_get(&unit.stats.throttled) > 0);
 	kv_core_usage(unit.core, &usage);
 	assert_int_equal(usage.dirty_limit, 8 * MIB);

@@ -124,8 +124,7 @@ static void test_warm__errors(void **state)
 	atomic_store(&unit.disk.reads_flip, 1);
 	assert_int_equal(kv_version_warm(opened.version, &range, &result), -EIO);
 	/* Who waits is told first. */
-	for (unsigned i = 0; i < 1000 && kv_stat_get(&unit.stats.quarantined) == 0; i++)
-		(void)usleep(1000);
+	UNIT_WAIT_FOR(kv_stat_get(&unit.stats.quarantined) > 0);
 	assert_int_equal(unit.stats.quarantined, 1);
 	opened_done(&opened);
 	unit_done(&unit);

@@ -15,6 +15,11 @@
 
 #define MIB (UINT64_C(1) << 20)
 
+/* What other threads do takes as long as the machine lets it: a minute is none of our business. */
+#define UNIT_WAIT_FOR(condition)                                                                   \
+	for (unsigned unit_turns = 0; unit_turns < 60000 && !(condition); unit_turns++)            \
+	(void)usleep(1000)
+
 /* The real table with faults in front; counters go down to 0, then the fault strikes. */
 struct unit_disk {
 	struct kv_io_ops ops;
@@ -27,6 +32,7 @@ struct unit_disk {
 	_Atomic int flushes_fail;
 	_Atomic int queues_fail;   /* that many are not made: ENOMEM */
 	_Atomic unsigned delay_us; /* before every reap */
+	_Atomic uint64_t submitted;
 	_Atomic uint64_t reads;
 	_Atomic uint64_t writes;
 };
@@ -100,9 +106,17 @@ UNIT_PASS(read, int, (void *context, int handle, void *memory, size_t length, ui
 UNIT_PASS(write, int,
 	(void *context, int handle, const void *memory, size_t length, uint64_t offset), handle,
 	memory, length, offset)
-UNIT_PASS(submit, int, (void *context, struct kv_io_queue *queue, struct kv_io *io), queue, io)
 UNIT_PASS(buffer, void *, (void *context, struct kv_io_queue *queue, unsigned index), queue, index)
 #undef UNIT_PASS
+
+static inline int unit_submit(void *context, struct kv_io_queue *queue, struct kv_io *io)
+{
+	struct unit_disk *disk = context;
+	int r = disk->real->submit(disk->real->context, queue, io);
+
+	atomic_fetch_add(&disk->submitted, r == 0);
+	return r;
+}
 
 static inline void unit_close_io(void *context, int handle)
 {
@@ -367,6 +381,16 @@ static inline struct kv_version *unit_current(struct kv_file *file)
 	return version;
 }
 
+static inline bool unit_has_content(struct kv_file *file)
+{
+	struct kv_version *version;
+
+	if (kv_file_current(file, &version) < 0)
+		return false;
+	kv_version_unref(version);
+	return true;
+}
+
 static inline struct kv_version *unit_new(struct kv_file *file, struct kv_version *base)
 {
 	struct kv_version *version;
@@ -489,16 +513,17 @@ static inline void unit_chill(struct unit *unit)
 	unit_mount(unit);
 }
 
+static inline bool unit_is_used(struct unit *unit, uint64_t wanted)
+{
+	(void)kv_index_wait(unit_index(unit), kv_index_sequence(unit_index(unit)));
+	const struct kv_space_usage usage = unit_usage(unit);
+	return usage.used == wanted && usage.busy == 0 && usage.reserved == 0;
+}
+
 /* Waits until the blocks in use are WANTED: reaping goes on in the background. */
 static inline void unit_expect_used(struct unit *unit, uint64_t wanted)
 {
-	for (unsigned i = 0; i < 2000; i++) {
-		(void)kv_index_wait(unit_index(unit), kv_index_sequence(unit_index(unit)));
-		const struct kv_space_usage usage = unit_usage(unit);
-		if (usage.used == wanted && usage.busy == 0 && usage.reserved == 0)
-			return;
-		(void)usleep(5000);
-	}
+	UNIT_WAIT_FOR(unit_is_used(unit, wanted));
 	const struct kv_space_usage usage = unit_usage(unit);
 	assert_int_equal(usage.used, wanted);
 	assert_int_equal(usage.busy, 0);

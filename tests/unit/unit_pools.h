@@ -16,6 +16,14 @@ static inline uint64_t unit_charged(struct unit *unit)
 	return usage.charged;
 }
 
+/* Whoever was the last to use a version gives back what it has: that may be a thread of the core.
+ */
+static inline void unit_expect_charged(struct unit *unit, uint64_t bytes)
+{
+	UNIT_WAIT_FOR(unit_charged(unit) == bytes);
+	assert_int_equal(unit_charged(unit), bytes);
+}
+
 /* A pool that its owner has open. */
 struct unit_pool {
 	struct kv_file *file;
