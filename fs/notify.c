@@ -5,7 +5,9 @@
 
 #include <bsd/sys/queue.h>
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fs/log.h"
 #include "fs/reply.h"
@@ -35,11 +37,30 @@ struct notice {
 
 STAILQ_HEAD(notices, notice);
 
+/*
+ * Where another daemon may go on: the thread that tells the kernel. A client that holds the lock
+ * of a directory, or of a page, and waits for an answer keeps it waiting there; if this process is
+ * killed then, the answer is the next daemon's to give, and this thread ends behind that. So it has
+ * the connection and no other descriptor: all others are closed when the process is killed, by
+ * which the supervisor knows, and the next daemon can lock the store.
+ */
+struct sender {
+	pthread_t thread;
+	bool runs;
+	pthread_cond_t given;
+	pthread_cond_t sent;
+	/* Guarded by the notification lock. */
+	const struct notice *notice; /* to be sent */
+	int result;
+	bool stop;
+};
+
 struct kv_notify {
 	struct kv_daemon *daemon;
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t work;
+	struct sender sender;
 	struct notices queue;    /* guarded by lock */
 	struct notices expiring; /* guarded by lock; the oldest is due first */
 	bool busy;               /* guarded by lock: one that was queued is being worked off */
@@ -54,17 +75,98 @@ static int64_t now_ns(void)
 	return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
-static void send_notice(struct kv_notify *notify, const struct notice *notice)
+/* Waits for locks that clients hold while they wait for answers. */
+static int tell_kernel(const struct kv_notify *notify, const struct notice *notice)
 {
 	struct fuse_session *session = notify->daemon->session;
-	int r;
 
 	if (notice->kind == NOTICE_ENTRY)
-		r = fuse_lowlevel_notify_inval_entry(
+		return fuse_lowlevel_notify_inval_entry(
 			session, notice->nodeid, notice->name, notice->length);
-	else
-		r = fuse_lowlevel_notify_inval_inode(
-			session, notice->nodeid, notice->kind == NOTICE_PAGES ? 0 : -1, 0);
+	return fuse_lowlevel_notify_inval_inode(
+		session, notice->nodeid, notice->kind == NOTICE_PAGES ? 0 : -1, 0);
+}
+
+/* ---- The sender ---- */
+
+static void keep_only(int fd)
+{
+	(void)unshare(CLONE_FILES);
+	if (fd > 0)
+		(void)close_range(0, (unsigned)fd - 1, 0);
+	(void)close_range((unsigned)fd + 1, ~0u, 0);
+}
+
+static void *sender_main(void *arg)
+{
+	struct kv_notify *notify = arg;
+	struct sender *sender = &notify->sender;
+
+	keep_only(notify->daemon->fuse_fd);
+	KV_LOCKED(&notify->lock);
+	while (!sender->stop) {
+		int r;
+
+		if (!sender->notice) {
+			(void)pthread_cond_wait(&sender->given, &notify->lock);
+			continue;
+		}
+		(void)pthread_mutex_unlock(&notify->lock);
+		r = tell_kernel(notify, sender->notice);
+		(void)pthread_mutex_lock(&notify->lock);
+		sender->result = r;
+		sender->notice = NULL;
+		(void)pthread_cond_signal(&sender->sent);
+	}
+	return NULL;
+}
+
+static int sender_start(struct kv_notify *notify)
+{
+	struct sender *sender = &notify->sender;
+	int r;
+
+	(void)pthread_cond_init(&sender->given, NULL);
+	(void)pthread_cond_init(&sender->sent, NULL);
+	r = notify->daemon->takeover ? pthread_create(&sender->thread, NULL, sender_main, notify)
+				     : 0;
+	sender->runs = notify->daemon->takeover && r == 0;
+	return -r;
+}
+
+static void sender_stop(struct kv_notify *notify)
+{
+	struct sender *sender = &notify->sender;
+
+	if (sender->runs) {
+		(void)pthread_mutex_lock(&notify->lock);
+		sender->stop = true;
+		(void)pthread_cond_signal(&sender->given);
+		(void)pthread_mutex_unlock(&notify->lock);
+		(void)pthread_join(sender->thread, NULL);
+	}
+	(void)pthread_cond_destroy(&sender->given);
+	(void)pthread_cond_destroy(&sender->sent);
+}
+
+static int have_sent(struct kv_notify *notify, const struct notice *notice)
+{
+	struct sender *sender = &notify->sender;
+	KV_LOCKED(&notify->lock);
+
+	sender->notice = notice;
+	(void)pthread_cond_signal(&sender->given);
+	while (sender->notice)
+		(void)pthread_cond_wait(&sender->sent, &notify->lock);
+	return sender->result;
+}
+
+/* ---- The thread ---- */
+
+static void send_notice(struct kv_notify *notify, const struct notice *notice)
+{
+	int r = notify->sender.runs ? have_sent(notify, notice) : tell_kernel(notify, notice);
+
 	/* ENOENT: the kernel knows no such entry; the others come with the end of the mount. */
 	if (r < 0 && r != -ENOENT && r != -ENODEV && r != -EBADF && r != -ENOTCONN)
 		kv_log_debug("notify", "kernel refused nodeid=%llu error=%s, ignoring",
@@ -160,10 +262,13 @@ int kv_notify_new(struct kv_daemon *daemon, struct kv_notify **ret_notify)
 	STAILQ_INIT(&notify->expiring);
 	(void)pthread_mutex_init(&notify->lock, NULL);
 	(void)pthread_cond_init(&notify->work, NULL);
-	r = pthread_create(&notify->thread, NULL, notify_thread, notify);
-	if (r != 0) {
+	r = sender_start(notify);
+	if (r == 0)
+		r = -pthread_create(&notify->thread, NULL, notify_thread, notify);
+	if (r < 0) {
+		sender_stop(notify);
 		free(notify);
-		return -r;
+		return r;
 	}
 	*ret_notify = notify;
 	return 0;
@@ -178,6 +283,7 @@ struct kv_notify *kv_notify_free(struct kv_notify *notify)
 	(void)pthread_cond_signal(&notify->work);
 	(void)pthread_mutex_unlock(&notify->lock);
 	(void)pthread_join(notify->thread, NULL);
+	sender_stop(notify);
 	(void)pthread_cond_destroy(&notify->work);
 	(void)pthread_mutex_destroy(&notify->lock);
 	free(notify);

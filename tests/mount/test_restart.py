@@ -210,6 +210,45 @@ def test_restarts_under_load(make, end, tmp_path):
         assert get(kv.mnt / name) == blob(seed, 200_000)
 
 
+def make_names_for_ever(mnt, stop, number):
+    """Makes and removes a directory, over and over: its parent is locked nearly all the time."""
+    while not os.path.exists(stop):
+        try:
+            os.mkdir(f"{mnt}/d{number}")
+        except FileExistsError:
+            pass  # a kill came between doing it and saying so
+        try:
+            os.rmdir(f"{mnt}/d{number}")
+        except FileNotFoundError:
+            pass
+
+
+def replace_for_ever(mnt, stop):
+    """Rewrites files that the kernel knows: it has to be told to forget each of their names."""
+    while not os.path.exists(stop):
+        for i in range(20):
+            try:
+                put(f"{mnt}/r{i}", b"x")
+                os.stat(f"{mnt}/r{i}")
+            except OSError as e:
+                # What a kill does to a writer.
+                assert e.errno in (errno.EIO, errno.ENOENT, errno.ESTALE)
+
+
+def test_a_daemon_that_cannot_end_before_the_next_one_answers(make, tmp_path):
+    """Killed while it waits, in the kernel, for a lock that a client holds who waits for an answer."""
+    kv = make()
+    stop = tmp_path / "stop"
+    children = [Child(make_names_for_ever, kv.mnt, stop, i) for i in range(8)]
+    children.append(Child(replace_for_ever, kv.mnt, stop))
+    for _ in range(4):
+        time.sleep(1.2)  # one that dies young again and again ends the mount
+        kill(kv)
+    stop.touch()
+    for child in children:
+        child.result(timeout=120)
+
+
 def test_umount_and_signals_end_it(make):
     kv = make()
     kill(kv)
