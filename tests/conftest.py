@@ -7,12 +7,14 @@
     fresh      makes mounts of the test's own: fresh(size="1G", dram="256M", ...)
     sparse     makes such mounts with stores of 2 TiB
     agent      makes processes that hold files open
+    drive      a device of 256 MiB that stops answering on command
 """
 import contextlib
 import os
 import shutil
 
 import pytest
+from hangdrive import Drive
 from kvmount import MODES, Kvfs, Sandbox, build_folder, missing
 from procs import Agent, Child, eventually, run
 
@@ -164,6 +166,14 @@ def agent():
     yield make
     for one in made:
         one.stop(kill=True)
+
+
+@pytest.fixture
+def drive():
+    require_mounts()
+    one = Drive(sandbox())
+    yield one
+    one.close()
 
 
 @pytest.fixture

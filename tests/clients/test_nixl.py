@@ -288,5 +288,5 @@ def test_k1_three_times_what_the_store_holds(fresh, version, queue):
                     hits += 1
         return hits
 
-    hits = in_child(work, timeout=120)
+    hits = in_child(work)
     assert 10 <= hits <= 64, f"{hits} of {count} blocks are left"

@@ -135,7 +135,6 @@ def test_ranks_store_the_same_blocks_at_once(kv, io):
     assert parallel(rank, range(4)) == [True] * 4
 
 
-@pytest.mark.timeout(240)
 def test_k1_a_tier_larger_than_the_store(fresh, io):
     """Stores for ever without an error; a load gives the block or says that it is gone."""
     kv = fresh(size="256M", dram="64M")

@@ -150,7 +150,7 @@ class Kvfs:
 
     # ---- programs ----
 
-    def kvfs(self, *args, check=True, timeout=60):
+    def kvfs(self, *args, check=True, timeout=120):
         as_user = [] if self.user is None else self.prefix[-4:]
         return run(*as_user, self.programs["kvfs"], *args, check=check, timeout=timeout)
 
@@ -232,8 +232,7 @@ class Kvfs:
         """Unmounts as a user does, and waits until the daemon has flushed and ended well."""
         try:
             # Whoever looks at all mounts from time to time can hold ours for a moment.
-            eventually(lambda: run("umount", self.mnt, check=False).returncode == 0,
-                       timeout=15, what="umount")
+            eventually(lambda: run("umount", self.mnt, check=False).returncode == 0, what="umount")
             status = self.daemon.wait(timeout)
         except (AssertionError, subprocess.TimeoutExpired) as e:
             self.destroy()
@@ -325,10 +324,17 @@ class Kvfs:
     def settle_eviction(self):
         """Waits until eviction, which works ahead, has come to rest after the last write."""
         self.settle()
-        before = -1
-        while (now := self.counter("evicted_store")) != before:
-            before = now
-            time.sleep(1)
+        eventually(self._evicts_no_more, what="the end of eviction")
+
+    def _evicts_no_more(self):
+        """As much is free as eviction makes: fs/evict_store.c, low_watermark. It may wait for leases."""
+        before = self.status()
+        total = before["store_total"]
+        free = total - sum(before[f"store_{part}"] for part in ("used", "busy", "reserved"))
+        if free < max(total // 20, min(64 << 20, total // 8)):
+            return False
+        time.sleep(1)  # it may be on the way to twice that
+        return self.counter("evicted_store") == before["counters"]["evicted_store"]
 
     def counter(self, name):
         return self.status()["counters"][name]

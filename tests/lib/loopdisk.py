@@ -24,7 +24,7 @@ def missing():
 
 def umount(path):
     # Whoever looks at all mounts can hold one for a moment.
-    eventually(lambda: run("umount", path, check=False).returncode == 0, timeout=15, what="umount")
+    eventually(lambda: run("umount", path, check=False).returncode == 0, what="umount")
 
 
 class LoopDisk:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other processes: functions run in forked children (as any user), and agents that keep files open.
 
-Every wait has an end: a child that is late is killed and reported.
+Every wait has an end: a child that is late is killed and reported. The ends are for what hangs, and
+far behind what a slow machine under load needs.
 """
 import contextlib
 import ctypes
@@ -93,8 +94,8 @@ class Child:
         self.living.discard(self)
         return status
 
-    def result(self, timeout=60):
-        data = b""
+    def result(self, timeout=120):
+        data = bytearray()
         end = time.monotonic() + timeout
         try:
             while select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]:
@@ -115,7 +116,7 @@ class Child:
         raise value
 
 
-def in_child(func, *args, timeout=60, **who):
+def in_child(func, *args, timeout=120, **who):
     return Child(func, *args, **who).result(timeout)
 
 
@@ -123,7 +124,7 @@ def as_nobody(func, *args, **kwargs):
     return in_child(func, *args, uid=NOBODY, **kwargs)
 
 
-def parallel(func, arguments, timeout=90, **who):
+def parallel(func, arguments, timeout=200, **who):
     """FUNC(ARGUMENT) for each argument, each in a process of its own, all at once."""
     children = [Child(func, argument, **who) for argument in arguments]
     results, error = [], None
@@ -134,6 +135,32 @@ def parallel(func, arguments, timeout=90, **who):
             error = error or e
     if error:
         raise error
+    return results
+
+
+def race(*jobs, seconds=3):
+    """
+    JOB(GOING) for each (JOB, LEAST) at once, each in a process of its own; returns what they return.
+
+    Each goes on while GOING(how far it has got) says so: for SECONDS, and on a slow machine until all
+    have got as far as LEAST.
+    """
+    progress = memoryview(mmap.mmap(-1, 8 * len(jobs))).cast("Q")
+    begun = time.monotonic()
+
+    def late():
+        return [who for who, (_, least) in enumerate(jobs) if progress[who] < least]
+
+    def run_job(who):
+        def going(got):
+            progress[who] = got
+            passed = time.monotonic() - begun
+            return passed < seconds or (passed < 90 and bool(late()))
+
+        return jobs[who][0](going)
+
+    results = parallel(run_job, range(len(jobs)))
+    assert not late(), f"jobs {late()} got no further than {list(progress)}"
     return results
 
 
@@ -155,7 +182,7 @@ def spare_descriptors(pid, count):
     return limits
 
 
-def eventually(condition, timeout=10, what="the condition"):
+def eventually(condition, timeout=90, what="the condition"):
     """Waits until CONDITION() is true, and returns it."""
     end = time.monotonic() + timeout
     while True:
@@ -236,19 +263,22 @@ class _Files:
 
 def send_message(fd, value):
     data = pickle.dumps(value)
-    data = struct.pack("<Q", len(data)) + data
-    while data:
-        data = data[os.write(fd, data):]
+    for part in (struct.pack("<Q", len(data)), data):
+        with memoryview(part) as view:
+            at = 0
+            while at < len(view):
+                at += os.write(fd, view[at:])
 
 
 def receive_message(fd):
     def exactly(length):
-        data = b""
-        while len(data) < length:
-            piece = os.read(fd, length - len(data))
-            if not piece:
-                raise EOFError("the other process is gone")
-            data += piece
+        data, at = bytearray(length), 0
+        with memoryview(data) as view:
+            while at < length:
+                count = os.readv(fd, [view[at:]])
+                if count == 0:
+                    raise EOFError("the other process is gone")
+                at += count
         return data
     return pickle.loads(exactly(*struct.unpack("<Q", exactly(8))))
 
@@ -278,7 +308,7 @@ class Agent:
             send_message(replies, reply)
 
     def __getattr__(self, name):
-        def call(*args, timeout=30):
+        def call(*args, timeout=90):
             self.send(name, *args)
             return self.receive(timeout)
         return call
@@ -287,7 +317,7 @@ class Agent:
         """Starts a call; its answer comes from receive()."""
         send_message(self.requests, (name, args))
 
-    def receive(self, timeout=30):
+    def receive(self, timeout=90):
         if not select.select([self.replies], [], [], timeout)[0]:
             raise TimeoutError(f"an agent's call did not return within {timeout} s")
         ok, value = receive_message(self.replies)
@@ -304,7 +334,7 @@ class Agent:
         else:
             self.send("exit")
         try:
-            self.child.result(30)
+            self.child.result()
         except ChildProcessError:
             if not kill:
                 raise

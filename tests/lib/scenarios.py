@@ -117,7 +117,7 @@ def test_p6_an_engine_killed_in_a_store_leaves_whole_blocks_or_none(kv, start):
         already = len(files(folder))
         one.send("store", numbers[3:])
         # Its end may be near by then: some create all their files first, others one by one.
-        eventually(lambda: len(files(folder)) > already, timeout=60, what="a block")
+        eventually(lambda: len(files(folder)) > already, what="a block")
         time.sleep(chance.uniform(0, 0.01) * (turn % 2))
         one.kill()
         another = start(folder)
@@ -157,7 +157,6 @@ def test_p5_engines_store_the_same_blocks_at_once(kv, start, request):
     assert len(blocks(kv.dir)) == len(numbers)
 
 
-@pytest.mark.timeout(240)
 def test_k1_three_times_what_the_store_holds(fresh, start):
     """No store fails; a block that was found is loaded, right, or has been evicted."""
     kv = fresh(size="256M", dram="64M")

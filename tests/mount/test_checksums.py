@@ -166,7 +166,6 @@ def test_r1_damage_in_a_shared_extent_hits_all_its_files(fresh):
         assert get(kv.mnt / f"f{i}") == blob(i, SIZE)
 
 
-@pytest.mark.timeout(200)
 def test_r1_every_block_of_the_device_damaged_in_turn(fresh):
     """Flips a byte in every 61st block of the data area; no flip may ever show."""
     kv = fresh(size="64M")

@@ -130,7 +130,6 @@ class Plain:
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.timeout(240)
 def test_conformance(fresh, elsewhere, state):
     kv = fresh(size="1G", dram="256M", read_wait="20ms")
     agent = Agent()

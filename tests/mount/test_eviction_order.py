@@ -49,9 +49,11 @@ def test_k1_what_a_reader_holds_is_not_waited_for(fresh):
     kv.settle()
     with open(kv.mnt / "held", "rb") as held:
         (kv.mnt / "held").unlink()
-        fill(kv.mnt, 96)
+        fill(kv.mnt, 40)
+        kv.settle()  # what is not durable yet is passed over
+        fill(kv.mnt, 56, first=40)
         left = numbers(kv.mnt)
-        assert 12 <= len(left) <= 44 and min(left) >= 96 - len(left) - 4
+        assert 12 <= len(left) <= 44 and min(left) >= 40
         assert held.read() == blob(1, 20 * MIB)
     fill(kv.mnt, 96, first=96)
     assert len(numbers(kv.mnt)) > 44

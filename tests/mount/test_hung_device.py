@@ -1,62 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounded blocking: a device that does not answer costs its own files an error, and nobody more.
 
-The device is the one file of hangfs, a filesystem that stops answering on command. The core's unit
-tests (test_core_hang) have the cases; here they are seen through system calls.
+The device is the fixture drive. The core's unit tests (test_core_hang) have the cases; here they are
+seen through system calls.
 """
 import errno
 import os
-import signal
 import subprocess
 import time
 
-import pytest
 from data import MIB, blob, get, put
-from kvmount import build_folder, mount_device
+from kvmount import mount_device
 from procs import eventually, run
 from syscalls import fails
 
-TIMEOUT = "1s"
-
-
-class Drive:
-    """A file that can hang."""
-
-    def __init__(self, sandbox):
-        self.sandbox = sandbox
-        self.home = sandbox.folder("drive")
-        self.file, self.flag, self.mnt = (self.home / n for n in ("file", "file.hang", "mnt"))
-        self.mnt.mkdir()
-        with open(self.file, "wb") as file:
-            file.truncate(256 * MIB)
-        self.server = subprocess.Popen(
-            [build_folder() / "tests" / "mount" / "hangfs", self.file, self.mnt])
-        eventually(lambda: mount_device(self.mnt) is not None, what="hangfs")
-        self.connection = mount_device(self.mnt)
-        sandbox.tell("add", self.connection, self.server.pid, self.mnt)
-        self.data = self.mnt / "data"
-
-    def hang(self):
-        self.flag.touch()
-
-    def answer(self):
-        self.flag.unlink(missing_ok=True)
-
-    def close(self):
-        self.answer()
-        run("umount", "-l", self.mnt, check=False)
-        self.server.send_signal(signal.SIGTERM)
-        self.server.wait(30)
-        self.sandbox.tell("del", self.connection)
-
-
-@pytest.fixture(name="drive")
-def _drive():
-    from conftest import require_mounts, sandbox
-    require_mounts()
-    drive = Drive(sandbox())
-    yield drive
-    drive.close()
+TIMEOUT = "2s"
 
 
 def hung_mount(fresh, drive, *others):
@@ -85,8 +43,8 @@ def on_device(kv, number, count, first_seed):
     return files
 
 
-def test_misses_on_it_and_hits_elsewhere(drive, fresh, agent, tmp_path):
-    kv = hung_mount(fresh, drive, tmp_path / "healthy")
+def test_misses_on_it_and_hits_elsewhere(drive, fresh, agent):
+    kv = hung_mount(fresh, drive, drive.home / "healthy")
     (missing, m_seed), (again, a_seed) = on_device(kv, 0, 2, 1).items()
     (other, o_seed), = on_device(kv, 1, 1, 100).items()
     resident = kv.mnt / "resident"
@@ -150,9 +108,9 @@ def test_umount_ends(drive, fresh):
     assert "lost" not in os.listdir(kv.mnt)
 
 
-def test_many_callers(drive, fresh, tmp_path):
+def test_many_callers(drive, fresh):
     """However many wait for the device, everybody gets an answer, and other devices lack nothing."""
-    kv = hung_mount(fresh, drive, tmp_path / "healthy")
+    kv = hung_mount(fresh, drive, drive.home / "healthy")
     hung = on_device(kv, 0, 4, 1)
     (other, seed), = on_device(kv, 1, 1, 100).items()
     drive.hang()

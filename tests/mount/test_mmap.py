@@ -61,7 +61,7 @@ def test_p2_shared_writes_are_published(place, order):
         os.close(fd)
     expected = old[:1000] + new + old[1000 + MIB:]
     # RELEASE, which publishes what a mapping wrote after the close, is not waited for by anyone.
-    eventually(lambda: get(place / "f") == expected, timeout=10, what="the mapping's bytes")
+    eventually(lambda: get(place / "f") == expected, what="the mapping's bytes")
 
 
 def test_p2_file_filled_by_a_mapping_then_renamed(place):
@@ -175,7 +175,7 @@ def test_p4_late_writes_of_a_mapping_reach_no_reader_of_the_published_version(kv
         writer.msync(m)
         assert seen[:] == first
     writer.unmap(m)
-    eventually(lambda: get(kv.dir / "f") == b"late" * 1024 + first[4096:], timeout=10,
+    eventually(lambda: get(kv.dir / "f") == b"late" * 1024 + first[4096:],
                what="the late bytes' version")
 
 

@@ -72,7 +72,6 @@ class ForgetfulProcess(Process):
     tools = Forgetful
 
 
-@pytest.mark.timeout(300)
 def test_a_difference_is_found_and_shrunk(elsewhere):
     for seed in range(20):
         sequence = draw_sequence(seed, COUNT)

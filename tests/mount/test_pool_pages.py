@@ -153,7 +153,6 @@ def test_k1_the_quota_pays_for_blocks(fresh):
         os.close(fd)
 
 
-@pytest.mark.timeout(300)
 def test_k2_blocks_of_an_open_pool_stay_when_all_else_goes(fresh):
     """More blocks than DRAM has pages, more files than the store has room for."""
     kv = fresh(size="256M", dram="16M")

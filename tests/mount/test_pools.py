@@ -246,7 +246,6 @@ def test_accounts_return_to_zero(fresh):
 # ---- Larger than DRAM ----
 
 @pytest.mark.parametrize("how", ("buffered", "direct", "unaligned"))
-@pytest.mark.timeout(300)
 def test_a_pool_larger_than_dram(fresh, how):
     """Slots of several sizes, by several processes and threads, against a model."""
     kv = fresh(size="1G", dram="32M")
@@ -343,7 +342,6 @@ def test_writes_of_whole_chunks_read_nothing(fresh):
 
 # ---- Eviction, unlink, crash ----
 
-@pytest.mark.timeout(240)
 def test_k2_an_open_pool_is_never_evicted(fresh):
     kv = fresh(size="256M", dram="64M")
     fds = [new_pool(kv.mnt / f"pool{i}") for i in range(3)]

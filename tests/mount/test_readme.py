@@ -52,7 +52,7 @@ def test_readme__commands_run(tmp_path):
         lock = store / "lock"
         # The daemon has ended when it has let go of the store.
         eventually(lambda: not lock.exists() or run("flock", "-n", lock, "true", check=False)
-                   .returncode == 0, timeout=60, what="the daemon to end")
+                   .returncode == 0, what="the daemon to end")
 
 
 def test_readme__options_are_those_of_the_program():

@@ -54,7 +54,7 @@ def test_hides_and_frees_everything(model):
         assert getattr(after, field) == getattr(before, field), field
     assert os.getxattr(model.dir, "user.note") == b"kept"
     put_synced(model.dir / "large", blob(2, MIB))
-    eventually(lambda: used(model) == MIB, timeout=60, what="the space to come back")
+    eventually(lambda: used(model) == MIB, what="the space to come back")
     usage = json.loads(model.kvfs("quota", model.dir, "--json").stdout)
     assert (usage["limit"], usage["used"], usage["inodes"], usage["own"]) == (128 * MIB, MIB, 2, True)
     assert get(model.dir / "large") == blob(2, MIB)
@@ -67,7 +67,7 @@ def test_nothing_else_goes(model):
     names = grow(other)
     os.link(model.dir / "f1", other / "link")
     model.kvfs("retire", model.dir)
-    eventually(lambda: model.status()["files"] == names + 4, timeout=60,
+    eventually(lambda: model.status()["files"] == names + 4,
                what="the others alone to be left")
     assert get(other / "f1") == blob(1, 8192)
     assert get(other / "link") == blob(1, 8192)
@@ -93,7 +93,7 @@ def test_open_files_live_until_they_are_closed(model, agent):
     assert reader.pread(read, 2 * MIB) == blob(1, 2 * MIB)
     assert os.listdir(model.dir) == []
     reader.close(read)
-    eventually(lambda: used(model) == 0, timeout=60, what="the space to come back")
+    eventually(lambda: used(model) == 0, what="the space to come back")
 
 
 def test_who_is_inside_finds_nothing_left(model):
@@ -103,13 +103,13 @@ def test_who_is_inside_finds_nothing_left(model):
     def inside():
         os.chdir(model.dir / "sub")
         model.kvfs("retire", model.dir)
-        eventually(lambda: not os.listdir("."), timeout=60, what="the old directory to empty")
+        eventually(lambda: not os.listdir("."), what="the old directory to empty")
         with pytest.raises(FileNotFoundError):
             os.open("new", os.O_CREAT | os.O_WRONLY)
 
-    in_child(inside, timeout=120)
+    in_child(inside)
     assert os.listdir(model.dir) == []
-    eventually(lambda: model.status()["files"] == 2, timeout=60, what="the old directories to go")
+    eventually(lambda: model.status()["files"] == 2, what="the old directories to go")
 
 
 def test_again_and_again(model):
@@ -119,7 +119,7 @@ def test_again_and_again(model):
         put(model.dir / "f0", blob(turn, 4096))
         assert os.listdir(model.dir) == ["f0"]
         assert get(model.dir / "f0") == blob(turn, 4096)
-    eventually(lambda: model.status()["files"] == 3, timeout=60, what="the old ones to go")
+    eventually(lambda: model.status()["files"] == 3, what="the old ones to go")
 
 
 # ---- fingerprints ----
@@ -157,7 +157,7 @@ def test_several_engines_start_at_once(model):
         assert not (model.dir / "stale").exists()
         put(model.dir / f"engine{who}", blob(who, 65536))
 
-    parallel(start, range(6), timeout=120)
+    parallel(start, range(6))
     assert sorted(os.listdir(model.dir)) == [f"engine{i}" for i in range(6)]
     for who in range(6):
         assert get(model.dir / f"engine{who}") == blob(who, 65536)
@@ -186,7 +186,7 @@ def test_a_crash_goes_on_with_it(model):
     model.kill()
     model.mount()
     assert os.listdir(model.dir) == ["new"]
-    eventually(lambda: used(model) == 4096 and model.status()["files"] == 3, timeout=60,
+    eventually(lambda: used(model) == 4096 and model.status()["files"] == 3,
                what="the rest to be freed")
 
 

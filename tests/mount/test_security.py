@@ -221,7 +221,7 @@ def test_s2_control_messages_of_another_user_fuzzed(kv):
     ioctls, attributes = set(), set()
     for seed in SEEDS:
         try:
-            one, other = in_child(fuzz_requests, kv.dir, seed, 3000, uid=NOBODY, timeout=120)
+            one, other = in_child(fuzz_requests, kv.dir, seed, 3000, uid=NOBODY)
         except BaseException as e:
             e.add_note(f"seed {seed}")
             raise
@@ -275,7 +275,7 @@ def test_s2_many_open_files_of_one_user(kv):
     os.chown(place, NOBODY, NOBODY)
     kv.dir.chmod(0o755)
     before = len(os.listdir(f"/proc/{kv.pid}/fd"))
-    assert as_nobody(exhaust, place, 1_000_000, timeout=120) == "EMFILE"
+    assert as_nobody(exhaust, place, 1_000_000) == "EMFILE"
     kv.check()
     eventually(lambda: len(os.listdir(f"/proc/{kv.pid}/fd")) <= before + 64, what="its descriptors")
     assert get(kv.dir / "mine") == blob(1, MIB)

@@ -46,7 +46,6 @@ def stress(kv, size, bytes_in_all):
     return count
 
 
-@pytest.mark.timeout(240)
 def test_k1_three_times_the_stores_size_without_an_error(fresh):
     kv = fresh(size="512M", dram="128M")
     size = 8 * MIB
@@ -71,7 +70,6 @@ def test_k1_three_times_the_stores_size_without_an_error(fresh):
         assert get(kv.mnt / name) == blob(int(name[1:]), size)
 
 
-@pytest.mark.timeout(240)
 def test_k1_several_writers_fill_the_store_at_once(fresh):
     kv = fresh(size="256M", dram="64M")
 
@@ -203,7 +201,6 @@ def test_k3_rm_of_many_files_touches_no_data(fresh):
     assert kv.counter("fuse_read") == 0
 
 
-@pytest.mark.timeout(240)
 def test_r4_copy_of_1_gib_shares_its_extents(fresh):
     kv = fresh(size="2G", dram="256M")
     write_big(kv.mnt / "a", GIB, 1)

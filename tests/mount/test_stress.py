@@ -149,7 +149,7 @@ def end(kv, children):
     for path in kv.mnt.iterdir():
         path.unlink(missing_ok=True)
     eventually(lambda: not any(kv.status()[key] for key in (
-        "store_used", "store_busy", "store_reserved", "open_handles")), timeout=60,
+        "store_used", "store_busy", "store_reserved", "open_handles")),
         what="giving back of all space")
 
 
