@@ -4,6 +4,7 @@
  * Its chunks may still be written early and punched, so that what is changed can be brought into
  * DRAM: each slot is waited for.
  */
+#include "fs/charge_internal.h"
 #include "fs/write_internal.h"
 
 #include <fcntl.h>
@@ -39,7 +40,6 @@ static uint64_t forget_slot(
 	struct kv_writer *writer, uint32_t number, struct kv_slot *slot, const struct kv_bits *bits)
 {
 	struct kv_version *version = writer->version;
-	struct kv_core *core = version->file->core;
 	uint64_t bytes = (uint64_t)slot->charge << KV_BLOCK_SHIFT;
 	unsigned count = kv_bits_count(bits);
 
@@ -52,8 +52,7 @@ static uint64_t forget_slot(
 		writer->promised -= kept;
 		kv_promise_keep(version, kept);
 	} else if (slot->state == KV_CHUNK_DIRTY) {
-		version->dirty -= count;
-		kv_core_dirty_sub(core, count);
+		kv_charge_clean_locked(version, count);
 		if (!(slot->flags & KV_SLOT_LOST))
 			kv_promise_return(version, number, bits);
 	} else {
@@ -180,8 +179,7 @@ int kv_slot_clear_blocks(struct kv_version *version, uint32_t number, unsigned f
 	if (r < 0 || count == 0)
 		return r;
 	version->blocks -= count;
-	version->dirty -= count;
-	kv_core_dirty_sub(version->file->core, count);
+	kv_charge_clean_locked(version, count);
 	kv_promise_return(version, number, &gone);
 	return 0;
 }

@@ -15,11 +15,13 @@
  *transport (legacy|io_uring), uptime_s, devices N, device I SIZE BLOCKS FAILED PATH; store_total,
  *store_used, store_busy, store_reserved, store_pinned (bytes), files, index_bytes, index_pending,
  *index_held, index_commits, dram_budget, dram_charged, dram_zombie, dram_dirty (bytes),
- *dram_objects, dram_kind (tmpfs|memfd), dram_huge (0|1), open_handles, nodes, stat NAME VALUE (one
- *a counter of stats.h). stat: ino, version, tier (writing|dram|nvme|dram+nvme|none), size, blocks
- *(of 4096), chunks, chunks_resident, chunks_dirty, checksum (pending|stored|none), hits,
- *last_use_ns, opens, quarantined (0|1). map: chunk NUMBER SUM(16 hex digits)
- *STATE(hole|cold|hot|dirty|base), extent CHUNK BLOCK COUNT DEVICE OFFSET (bytes on the device).
+ *dram_objects, dram_kind (tmpfs|memfd), dram_huge (0|1), open_handles, nodes, user_files,
+ *user_writers, user_space, user_dirty (0: no limit), user UID FILES WRITERS SPACE DIRTY (bytes),
+ *stat NAME VALUE (one a counter of stats.h). stat: ino, version, tier
+ *(writing|dram|nvme|dram+nvme|none), size, blocks (of 4096), chunks, chunks_resident, chunks_dirty,
+ *checksum (pending|stored|none), hits, last_use_ns, opens, quarantined (0|1). map: chunk NUMBER
+ *SUM(16 hex digits) STATE(hole|cold|hot|dirty|base), extent CHUNK BLOCK COUNT DEVICE OFFSET (bytes
+ *on the device).
  */
 #ifndef KVFS_FS_CONTROL_H
 #define KVFS_FS_CONTROL_H

@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <time.h>
 
-/* Writers wait above 1/2 of the DRAM budget; unpublished versions are written early above 1/4. */
-#define DIRTY_LIMIT(core) ((core)->budget / 2)
+/* Writers wait above the one; unpublished versions are written early above the other. */
+#define DIRTY_LIMIT(core) KV_DIRTY_LIMIT((core)->budget)
 #define SPILL_LIMIT(core) ((core)->budget / 4)
 
 void kv_cond_init(pthread_cond_t *cond)
@@ -124,13 +124,13 @@ void kv_core_dirty_add(struct kv_core *core, uint64_t blocks)
 		kv_writeback_kick(core, false);
 }
 
-void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks)
+void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks, bool wake)
 {
 	uint64_t bytes = blocks << KV_BLOCK_SHIFT;
 	uint64_t before = atomic_fetch_sub(&core->dirty, bytes);
 
 	assert(before >= bytes);
-	if (before > DIRTY_LIMIT(core)) {
+	if (wake || before > DIRTY_LIMIT(core)) {
 		KV_LOCKED(&core->writeback.lock);
 		(void)pthread_cond_broadcast(&core->writeback.settled);
 	}

@@ -98,11 +98,13 @@ void kv_core_set_hooks(struct kv_core *core, const struct kv_core_hooks *hooks);
 /* CLOCK_REALTIME through the I/O table's clock. */
 int64_t kv_core_now_ns(struct kv_core *core);
 
+/* Of a DRAM budget, bytes that may wait to be written back. */
+#define KV_DIRTY_LIMIT(budget) ((budget) / 2)
 struct kv_core_usage {
 	uint64_t files;       /* in memory */
 	uint64_t versions;    /* in memory */
 	uint64_t dirty_bytes; /* in DRAM and not on the devices */
-	uint64_t dirty_limit; /* writers are held back above it */
+	uint64_t dirty_limit; /* writers are held back above it: KV_DIRTY_LIMIT */
 	uint64_t open_handles;
 };
 void kv_core_usage(struct kv_core *core, struct kv_core_usage *ret_usage);

@@ -27,7 +27,7 @@
  *   reap.c         orphans
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them
- *   charge.c       what counts against its writer's limit
+ *   charge.c       what counts against its writer's limits, holding him back
  *   lease.c        who was looked up or opened of late
  *   flush.c        flushing the devices
  *   watch.c        devices that do not answer
@@ -436,7 +436,8 @@ int kv_core_reserve(struct kv_core *core, uint64_t blocks);
 /* Holds a writer back while too much is dirty. */
 void kv_core_throttle(struct kv_core *core);
 void kv_core_dirty_add(struct kv_core *core, uint64_t blocks);
-void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks);
+/* WAKE: somebody may wait for it although the sum is below the limit. */
+void kv_core_dirty_sub(struct kv_core *core, uint64_t blocks, bool wake);
 
 /* ---- file.c ---- */
 

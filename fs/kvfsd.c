@@ -271,6 +271,10 @@ static struct kv_users *make_users(struct kv_daemon *daemon)
 		.blocks = options->user_space_percent < 100
 				  ? space.total / 100 * options->user_space_percent
 				  : UINT64_MAX,
+		.dirty = options->user_dirty_percent < 100
+				 ? KV_DIRTY_LIMIT(options->dram_bytes) / KV_BLOCK_SIZE *
+					   options->user_dirty_percent / 100
+				 : UINT64_MAX,
 	};
 
 	return kv_users_new(&max, &daemon->stats);

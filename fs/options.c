@@ -137,6 +137,16 @@ static const struct option options_table[] = {
 		.type = TYPE_PERCENT,
 	},
 	{
+		.name = "user_dirty",
+		.value = "PERCENT",
+		.fallback = "75%",
+		.help = "share of half the DRAM tier for what one user has not written back",
+		.min = 1,
+		.max = 100,
+		.offset = OPTION(user_dirty_percent),
+		.type = TYPE_PERCENT,
+	},
+	{
 		.name = "allow_other",
 		.fallback = "off",
 		.help = "let other users in; owners and modes are always enforced",

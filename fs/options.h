@@ -32,6 +32,7 @@ struct kv_options {
 	uint64_t user_files;    /* user_files=NUMBER: a user's open files; 0: no limit */
 	uint64_t user_writers;  /* user_writers=NUMBER: those open for writing; 0: no limit */
 	uint64_t user_space_percent; /* user_space=PERCENT of the store for what is not published */
+	uint64_t user_dirty_percent; /* user_dirty=PERCENT of what may wait for write-back */
 	bool allow_other;
 	bool restart; /* a daemon that is killed is followed by another */
 	enum kv_passthrough_mode passthrough;

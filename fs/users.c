@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -24,6 +25,10 @@ struct kv_user {
 	uint64_t files;
 	uint64_t writers;
 	uint64_t blocks;
+	/* Not guarded: they change with each write. */
+	_Atomic uint64_t dirty; /* blocks */
+	_Atomic uint64_t cleaned;
+	_Atomic unsigned held;
 };
 RB_HEAD(user_tree, kv_user);
 
@@ -108,7 +113,7 @@ static void drop(struct kv_user *user)
 	assert(user->refs > 0);
 	if (--user->refs > 0)
 		return;
-	assert(user->files == 0 && user->writers == 0 && user->blocks == 0);
+	assert(user->files == 0 && user->writers == 0 && user->blocks == 0 && user->dirty == 0);
 	RB_REMOVE(user_tree, &user->users->tree, user);
 	user->users->count--;
 	free(user);
@@ -217,6 +222,51 @@ void kv_user_give(struct kv_user *user, uint64_t blocks)
 	user->blocks -= blocks;
 }
 
+/* ---- Blocks to be written back ---- */
+
+void kv_user_dirtied(struct kv_user *user, uint64_t blocks)
+{
+	if (user)
+		(void)atomic_fetch_add(&user->dirty, blocks);
+}
+
+bool kv_user_cleaned(struct kv_user *user, uint64_t blocks)
+{
+	if (!user)
+		return false;
+	uint64_t before = atomic_fetch_sub(&user->dirty, blocks);
+
+	assert(before >= blocks);
+	(void)atomic_fetch_add(&user->cleaned, blocks);
+	return before > user->users->max.dirty;
+}
+
+bool kv_user_is_over(struct kv_user *user)
+{
+	return user && atomic_load(&user->dirty) > user->users->max.dirty;
+}
+
+uint64_t kv_user_progress(struct kv_user *user)
+{
+	return atomic_load(&user->cleaned);
+}
+
+bool kv_user_hold(struct kv_user *user)
+{
+	if (atomic_fetch_add(&user->held, 1) < KV_USER_HELD_MAX)
+		return true;
+	kv_user_let_go(user);
+	return false;
+}
+
+void kv_user_let_go(struct kv_user *user)
+{
+	unsigned before = atomic_fetch_sub(&user->held, 1);
+
+	assert(before > 0);
+	(void)before;
+}
+
 /* ---- The report ---- */
 
 /* How much of what he may have a user has, of what he has most of: in thousandths. */
@@ -225,8 +275,10 @@ static uint64_t share_of(const struct kv_user *user)
 	const struct kv_user_max *max = &user->users->max;
 	uint64_t files = user->files / (max->files / 1000 + 1);
 	uint64_t writers = user->writers / (max->writers / 1000 + 1);
+	uint64_t blocks = user->blocks / (max->blocks / 1000 + 1);
+	uint64_t dirty = user->dirty / (max->dirty / 1000 + 1);
 
-	return kv_max_u64(kv_max_u64(files, writers), user->blocks / (max->blocks / 1000 + 1));
+	return kv_max_u64(kv_max_u64(files, writers), kv_max_u64(blocks, dirty));
 }
 
 static int compare_shares(const void *a, const void *b)
@@ -251,6 +303,7 @@ void kv_users_print(struct kv_users *users, FILE *out)
 	print_max(out, "user_files", users->max.files, 1);
 	print_max(out, "user_writers", users->max.writers, 1);
 	print_max(out, "user_space", users->max.blocks, KV_BLOCK_SIZE);
+	print_max(out, "user_dirty", users->max.dirty, KV_BLOCK_SIZE);
 	list = calloc(users->count + 1, sizeof(*list));
 	if (!list)
 		return;
@@ -258,6 +311,7 @@ void kv_users_print(struct kv_users *users, FILE *out)
 		list[count++] = *user;
 	qsort(list, count, sizeof(*list), compare_shares);
 	for (unsigned i = 0; i < count && i < SHOWN_MAX; i++)
-		fprintf(out, "user %u %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", list[i].uid,
-			list[i].files, list[i].writers, list[i].blocks * KV_BLOCK_SIZE);
+		fprintf(out, "user %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n",
+			list[i].uid, list[i].files, list[i].writers, list[i].blocks * KV_BLOCK_SIZE,
+			list[i].dirty * KV_BLOCK_SIZE);
 }

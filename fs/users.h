@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one user may have at once: open files, files open for writing, and space of the store that
- * what he writes takes before it is published. Root and who mounts have no limits.
+ * What one user may have at once: open files, files open for writing, space of the store that
+ * what he writes takes before it is published, and blocks in DRAM that are still to be written
+ * back. Root and who mounts have no limits.
  *
  * A user's figures live while somebody has a reference: each handle has one, and each version that
- * is being written. Threads: any. Errors: -EMFILE for files, -EDQUOT for space, both at once: what
- * frees them is the user's own doing, so nobody waits for it.
+ * is being written or written back. Threads: any. Errors: -EMFILE for files, -EDQUOT for space,
+ * both at once: what frees them is the user's own doing, so nobody waits for it. Who has too much
+ * to be written back is held back (charge.c): that is ours.
  */
 #ifndef KVFS_FS_USERS_H
 #define KVFS_FS_USERS_H
@@ -25,6 +27,7 @@ struct kv_user_max {
 	uint64_t files;
 	uint64_t writers;
 	uint64_t blocks;
+	uint64_t dirty; /* blocks */
 };
 
 /* Counts in STATS what is refused. NULL: out of memory. */
@@ -51,5 +54,21 @@ struct kv_user *kv_user_unref(struct kv_user *user);
 /* BLOCKS more, or fewer, that he writes and has not published. */
 int kv_user_take(struct kv_user *user, uint64_t blocks);
 void kv_user_give(struct kv_user *user, uint64_t blocks);
+
+/* BLOCKS of his are in DRAM alone. */
+void kv_user_dirtied(struct kv_user *user, uint64_t blocks);
+/* Not any more. True if he had too many. */
+bool kv_user_cleaned(struct kv_user *user, uint64_t blocks);
+/* Whether he has too many. Both never wait. */
+bool kv_user_is_over(struct kv_user *user);
+/* Grows with every block of his that was cleaned. */
+uint64_t kv_user_progress(struct kv_user *user);
+/*
+ * One of his writers is held back, until kv_user_let_go. False: so many are that others would lack
+ * the threads; he must not be.
+ */
+#define KV_USER_HELD_MAX 64u
+bool kv_user_hold(struct kv_user *user);
+void kv_user_let_go(struct kv_user *user);
 
 #endif

@@ -62,7 +62,7 @@ static void version_give_back(struct kv_core *core, struct kv_version *version)
 	if (version->reserved > 0)
 		kv_space_unreserve(core->space, version->reserved);
 	if (version->dirty > 0)
-		kv_core_dirty_sub(core, version->dirty);
+		kv_charge_clean_locked(version, version->dirty);
 }
 
 static void version_drop_sources(struct kv_version *version)

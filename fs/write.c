@@ -4,6 +4,7 @@
  * or the devices, DRAM, space in the store), one step at a time and with no lock held; then the
  * bytes are copied.
  */
+#include "fs/charge_internal.h"
 #include "fs/write_internal.h"
 
 static unsigned first_block(const struct kv_span *span)
@@ -199,8 +200,7 @@ int kv_writer_make_dirty(struct kv_writer *writer, uint32_t number, const struct
 		slot->state = KV_CHUNK_DIRTY;
 	}
 	version->blocks += kv_bits_count(&added);
-	version->dirty += more;
-	kv_core_dirty_add(core, more);
+	kv_charge_dirty_locked(version, more);
 	again += kv_bits_count(&added) - kv_promise_take(version, number, &added);
 	assert(writer->promised >= again);
 	writer->promised -= again;
@@ -467,6 +467,7 @@ static int write_spans(
 		const struct kv_span span = kv_span_at(at, end - at);
 
 		kv_core_throttle(writer->version->file->core);
+		kv_charge_hold(writer->version);
 		int64_t n = kv_writer_pair(writer, at, end - at, memory + (at - offset));
 		if (n == 0)
 			r = kv_writer_span(writer, &span, memory + (at - offset));

@@ -3,6 +3,7 @@
  * Writing a batch of chunks: extents, transfers out of the objects' own pages, sums, and the slots'
  * new state.
  */
+#include "fs/charge_internal.h"
 #include "fs/writeback_internal.h"
 
 #include <inttypes.h>
@@ -198,8 +199,7 @@ static int adopt_extents(struct kv_batch_chunk *chunk, struct kv_slot *slot, uin
 
 	if (r < 0)
 		return r;
-	version->dirty -= chunk->blocks;
-	kv_core_dirty_sub(version->file->core, chunk->blocks);
+	kv_charge_clean_locked(version, chunk->blocks);
 	slot->state = KV_CHUNK_HOT;
 	slot->flags |= KV_SLOT_FRESH;
 	slot->sum = sum;

@@ -49,6 +49,7 @@ static void user_to_json(char *value, struct kv_json *json)
 	kv_json_number(json, "files", kv_report_word_number(&value));
 	kv_json_number(json, "writers", kv_report_word_number(&value));
 	kv_json_number(json, "space", kv_report_word_number(&value));
+	kv_json_number(json, "dirty", kv_report_word_number(&value));
 	kv_json_close(json, '}');
 }
 
@@ -185,8 +186,10 @@ static void print_users(const struct kv_report *report)
 		files = kv_report_word_number(&value);
 		writers = kv_report_word_number(&value);
 		(void)printf("  user     %" PRIu64 ": %" PRIu64 " files open, %" PRIu64
-			     " of them for writing; %s not published\n",
+			     " of them for writing; %s not published, ",
 			uid, files, writers,
+			kv_format_size(kv_report_word_number(&value), size, sizeof(size)));
+		(void)printf("%s not yet on a device\n",
 			kv_format_size(kv_report_word_number(&value), size, sizeof(size)));
 	}
 }

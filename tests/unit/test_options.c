@@ -64,6 +64,7 @@ static void test_options__defaults(void **state)
 	assert_int_equal(options.user_files, 65536);
 	assert_int_equal(options.user_writers, 8192);
 	assert_int_equal(options.user_space_percent, 90);
+	assert_int_equal(options.user_dirty_percent, 75);
 	assert_false(options.allow_other);
 	assert_false(options.restart);
 	assert_int_equal(options.passthrough, KV_PASSTHROUGH_AUTO);
@@ -80,7 +81,7 @@ static void test_options__all_set(void **state)
 		parse(&options,
 			"log=debug,passthrough=off,allow_other,restart,read_wait=250ms,lease=2m,"
 			"unread_ttl=3h,io_timeout=700ms,"
-			"user_files=0,user_writers=12,user_space=1%,"
+			"user_files=0,user_writers=12,user_space=1%,user_dirty=100%,"
 			"max_size=2T,stream_above=64M,dram=1.5G"),
 		0);
 	assert_int_equal(options.dram_bytes, UINT64_C(1536) << 20);
@@ -92,6 +93,7 @@ static void test_options__all_set(void **state)
 	assert_int_equal(options.user_files, 0);
 	assert_int_equal(options.user_writers, 12);
 	assert_int_equal(options.user_space_percent, 1);
+	assert_int_equal(options.user_dirty_percent, 100);
 	assert_int_equal(options.unread_ttl_ms, UINT64_C(3) * 3600 * 1000);
 	assert_true(options.allow_other);
 	assert_true(options.restart);
@@ -171,6 +173,7 @@ static void test_options__bad_values(void **state)
 	assert_refused("user_space=50", (const char *const[]){"user_space=50", "percentage", "1%"});
 	assert_refused("user_space=0%", (const char *const[]){"user_space=0%", "1%", "100%"});
 	assert_refused("user_space=101%", (const char *const[]){"user_space=101%", "1%", "100%"});
+	assert_refused("user_dirty=1M", (const char *const[]){"user_dirty=1M", "percentage", "1%"});
 	assert_refused("read_wait=5 s", (const char *const[]){"read_wait=5 s", "time", "5s"});
 	assert_refused("passthrough=yes", (const char *const[]){"yes", "auto", "on or off"});
 	assert_refused("log=loud", (const char *const[]){"log=loud", "warning", "info"});
