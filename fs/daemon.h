@@ -28,6 +28,7 @@ struct kv_notify;
 struct kv_parking;
 struct kv_retries;
 struct kv_takeover;
+struct kv_teller;
 
 /* More than there are workers and requests that wait without one. */
 #define KV_CHANGES_MAX 4096u
@@ -50,6 +51,7 @@ struct kv_daemon {
 	pthread_t main_thread; /* runs the request loop */
 	/* With -o restart; else NULL. */
 	struct kv_takeover *takeover;
+	struct kv_teller *teller;
 	const char *directory; /* absolute: what to unmount, where libfuse has not mounted it */
 	pthread_t next_thread; /* waits for the word that another daemon is to go on */
 	bool has_next_thread;

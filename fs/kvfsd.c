@@ -27,6 +27,7 @@
 #include "fs/session.h"
 #include "fs/supervise.h"
 #include "fs/takeover.h"
+#include "fs/teller.h"
 #include "fs/users.h"
 #include "index/space.h"
 
@@ -367,6 +368,7 @@ static void stop(struct kv_daemon *daemon)
 	/* What the core's hooks use, which come until its end. */
 	daemon->gpu = kv_gpu_free(daemon->gpu);
 	daemon->notify = kv_notify_free(daemon->notify);
+	daemon->teller = kv_teller_free(daemon->teller);
 	daemon->parking = kv_parking_free(daemon->parking);
 	daemon->nodes = kv_nodes_free(daemon->nodes);
 	daemon->users = kv_users_free(daemon->users);
@@ -382,6 +384,8 @@ static int run(struct kv_daemon *daemon, const struct arguments *arguments, int 
 	/* The supervisor does what the guard would, and better. */
 	int r = daemon->takeover ? 0 : kv_guard_new(&daemon->guard);
 
+	if (r == 0 && daemon->takeover)
+		r = kv_teller_new(daemon->fuse_fd, &daemon->teller);
 	if (r < 0)
 		return fail(strerror(-r));
 	daemon->directory = arguments->directory;

@@ -4,13 +4,13 @@
 #include "fs/notify.h"
 
 #include <bsd/sys/queue.h>
+#include <linux/fuse.h>
 #include <pthread.h>
-#include <sched.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "fs/log.h"
 #include "fs/reply.h"
+#include "fs/teller.h"
 
 #define NS_PER_S INT64_C(1000000000)
 
@@ -37,30 +37,11 @@ struct notice {
 
 STAILQ_HEAD(notices, notice);
 
-/*
- * Where another daemon may go on: the thread that tells the kernel. A client that holds the lock
- * of a directory, or of a page, and waits for an answer keeps it waiting there; if this process is
- * killed then, the answer is the next daemon's to give, and this thread ends behind that. So it has
- * the connection and no other descriptor: all others are closed when the process is killed, by
- * which the supervisor knows, and the next daemon can lock the store.
- */
-struct sender {
-	pthread_t thread;
-	bool runs;
-	pthread_cond_t given;
-	pthread_cond_t sent;
-	/* Guarded by the notification lock. */
-	const struct notice *notice; /* to be sent */
-	int result;
-	bool stop;
-};
-
 struct kv_notify {
 	struct kv_daemon *daemon;
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t work;
-	struct sender sender;
 	struct notices queue;    /* guarded by lock */
 	struct notices expiring; /* guarded by lock; the oldest is due first */
 	bool busy;               /* guarded by lock: one that was queued is being worked off */
@@ -75,98 +56,62 @@ static int64_t now_ns(void)
 	return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
 }
 
-/* Waits for locks that clients hold while they wait for answers. */
-static int tell_kernel(const struct kv_notify *notify, const struct notice *notice)
-{
-	struct fuse_session *session = notify->daemon->session;
+/* As the kernel's ABI has it: what libfuse would send, in the two functions below. */
+struct message {
+	struct fuse_out_header header;
+	union {
+		struct fuse_notify_inval_inode_out inode;
+		struct {
+			struct fuse_notify_inval_entry_out entry;
+			char name[KV_NAME_MAX + 1];
+		};
+	};
+};
+_Static_assert(sizeof(struct message) <= KV_TELLER_MESSAGE_MAX, "fits");
 
+static int offset_to_drop(const struct notice *notice)
+{
+	/* A negative one: no pages, but the attributes. */
+	return notice->kind == NOTICE_PAGES ? 0 : -1;
+}
+
+static int send_by_teller(struct kv_teller *teller, const struct notice *notice)
+{
+	struct message message = {0};
+
+	assert(notice->length <= KV_NAME_MAX);
+	if (notice->kind == NOTICE_ENTRY) {
+		message.header.error = FUSE_NOTIFY_INVAL_ENTRY;
+		message.entry.parent = notice->nodeid;
+		message.entry.namelen = (uint32_t)notice->length;
+		memcpy(message.name, notice->name, notice->length);
+		message.header.len =
+			(uint32_t)(offsetof(struct message, name) + notice->length + 1);
+	} else {
+		message.header.error = FUSE_NOTIFY_INVAL_INODE;
+		message.inode.ino = notice->nodeid;
+		message.inode.off = offset_to_drop(notice);
+		message.header.len = offsetof(struct message, inode) + sizeof(message.inode);
+	}
+	return kv_teller_tell(teller, &message, message.header.len);
+}
+
+static int send_by_libfuse(struct fuse_session *session, const struct notice *notice)
+{
 	if (notice->kind == NOTICE_ENTRY)
 		return fuse_lowlevel_notify_inval_entry(
 			session, notice->nodeid, notice->name, notice->length);
-	return fuse_lowlevel_notify_inval_inode(
-		session, notice->nodeid, notice->kind == NOTICE_PAGES ? 0 : -1, 0);
+	return fuse_lowlevel_notify_inval_inode(session, notice->nodeid, offset_to_drop(notice), 0);
 }
-
-/* ---- The sender ---- */
-
-static void keep_only(int fd)
-{
-	(void)unshare(CLONE_FILES);
-	if (fd > 0)
-		(void)close_range(0, (unsigned)fd - 1, 0);
-	(void)close_range((unsigned)fd + 1, ~0u, 0);
-}
-
-static void *sender_main(void *arg)
-{
-	struct kv_notify *notify = arg;
-	struct sender *sender = &notify->sender;
-
-	keep_only(notify->daemon->fuse_fd);
-	KV_LOCKED(&notify->lock);
-	while (!sender->stop) {
-		int r;
-
-		if (!sender->notice) {
-			(void)pthread_cond_wait(&sender->given, &notify->lock);
-			continue;
-		}
-		(void)pthread_mutex_unlock(&notify->lock);
-		r = tell_kernel(notify, sender->notice);
-		(void)pthread_mutex_lock(&notify->lock);
-		sender->result = r;
-		sender->notice = NULL;
-		(void)pthread_cond_signal(&sender->sent);
-	}
-	return NULL;
-}
-
-static int sender_start(struct kv_notify *notify)
-{
-	struct sender *sender = &notify->sender;
-	int r;
-
-	(void)pthread_cond_init(&sender->given, NULL);
-	(void)pthread_cond_init(&sender->sent, NULL);
-	r = notify->daemon->takeover ? pthread_create(&sender->thread, NULL, sender_main, notify)
-				     : 0;
-	sender->runs = notify->daemon->takeover && r == 0;
-	return -r;
-}
-
-static void sender_stop(struct kv_notify *notify)
-{
-	struct sender *sender = &notify->sender;
-
-	if (sender->runs) {
-		(void)pthread_mutex_lock(&notify->lock);
-		sender->stop = true;
-		(void)pthread_cond_signal(&sender->given);
-		(void)pthread_mutex_unlock(&notify->lock);
-		(void)pthread_join(sender->thread, NULL);
-	}
-	(void)pthread_cond_destroy(&sender->given);
-	(void)pthread_cond_destroy(&sender->sent);
-}
-
-static int have_sent(struct kv_notify *notify, const struct notice *notice)
-{
-	struct sender *sender = &notify->sender;
-	KV_LOCKED(&notify->lock);
-
-	sender->notice = notice;
-	(void)pthread_cond_signal(&sender->given);
-	while (sender->notice)
-		(void)pthread_cond_wait(&sender->sent, &notify->lock);
-	return sender->result;
-}
-
-/* ---- The thread ---- */
 
 static void send_notice(struct kv_notify *notify, const struct notice *notice)
 {
-	int r = notify->sender.runs ? have_sent(notify, notice) : tell_kernel(notify, notice);
+	struct kv_daemon *daemon = notify->daemon;
+	int r = daemon->teller ? send_by_teller(daemon->teller, notice) : -EPIPE;
 
+	/* That tries more than once. */
+	if (r == -EPIPE || r == -ENOMEM)
+		r = send_by_libfuse(daemon->session, notice);
 	/* ENOENT: the kernel knows no such entry; the others come with the end of the mount. */
 	if (r < 0 && r != -ENOENT && r != -ENODEV && r != -EBADF && r != -ENOTCONN)
 		kv_log_debug("notify", "kernel refused nodeid=%llu error=%s, ignoring",
@@ -262,13 +207,10 @@ int kv_notify_new(struct kv_daemon *daemon, struct kv_notify **ret_notify)
 	STAILQ_INIT(&notify->expiring);
 	(void)pthread_mutex_init(&notify->lock, NULL);
 	(void)pthread_cond_init(&notify->work, NULL);
-	r = sender_start(notify);
-	if (r == 0)
-		r = -pthread_create(&notify->thread, NULL, notify_thread, notify);
-	if (r < 0) {
-		sender_stop(notify);
+	r = pthread_create(&notify->thread, NULL, notify_thread, notify);
+	if (r != 0) {
 		free(notify);
-		return r;
+		return -r;
 	}
 	*ret_notify = notify;
 	return 0;
@@ -283,7 +225,6 @@ struct kv_notify *kv_notify_free(struct kv_notify *notify)
 	(void)pthread_cond_signal(&notify->work);
 	(void)pthread_mutex_unlock(&notify->lock);
 	(void)pthread_join(notify->thread, NULL);
-	sender_stop(notify);
 	(void)pthread_cond_destroy(&notify->work);
 	(void)pthread_mutex_destroy(&notify->lock);
 	free(notify);

@@ -1,12 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Starting daemons again: see supervise.h.
- *
- * A daemon that was killed may not be gone: a thread of it can be in the kernel, behind a lock that
- * a client holds who waits for an answer (notify.c). Only the next daemon will give that. So it is
- * started when nothing that counts is left of the one before, which a pipe says: its end is closed
- * then.
- */
+/* Starting daemons again: see supervise.h. */
 
 #include "fs/supervise.h"
 
@@ -29,8 +22,6 @@
 /* When so many daemons, one after the other, have lived for less than that, the mount ends. */
 #define SHORT_LIVES_MAX 5u
 #define SHORT_LIFE_MS 1000
-/* How long after that its exit status comes, where nothing keeps it. */
-#define STATUS_MS 1000
 
 struct supervisor {
 	const struct kv_supervise *options;
@@ -38,7 +29,6 @@ struct supervisor {
 	char program[PATH_MAX];
 	sigset_t signals;
 	pid_t daemon;
-	int death_fd; /* of the pipe whose other end it has */
 	int64_t started_ms;
 	unsigned started;
 	unsigned short_lives;
@@ -48,16 +38,15 @@ bool kv_supervise_inherit(struct kv_served *ret_served)
 {
 	const char *text = getenv(SERVED);
 
-	*ret_served = (struct kv_served){-1, -1, -1, -1, -1};
+	*ret_served = (struct kv_served){-1, -1, -1, -1};
 	if (!text)
 		return false;
-	if (sscanf(text, "%d:%d:%d:%d:%d", &ret_served->fuse_fd, &ret_served->state_fd,
-		    &ret_served->ready_fd, &ret_served->dram_fd, &ret_served->alive_fd) != 5)
+	if (sscanf(text, "%d:%d:%d:%d", &ret_served->fuse_fd, &ret_served->state_fd,
+		    &ret_served->ready_fd, &ret_served->dram_fd) != 4)
 		return false;
 	(void)fcntl(ret_served->fuse_fd, F_SETFD, FD_CLOEXEC);
 	(void)fcntl(ret_served->state_fd, F_SETFD, FD_CLOEXEC);
 	(void)fcntl(ret_served->dram_fd, F_SETFD, FD_CLOEXEC);
-	(void)fcntl(ret_served->alive_fd, F_SETFD, FD_CLOEXEC);
 	(void)unsetenv(SERVED);
 	return true;
 }
@@ -106,7 +95,7 @@ static int mount_connection(struct supervisor *supervisor)
 static void daemon_main(const struct supervisor *supervisor)
 {
 	const struct kv_served *served = &supervisor->served;
-	char text[80];
+	char text[64];
 	sigset_t mask;
 
 	(void)prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -116,39 +105,17 @@ static void daemon_main(const struct supervisor *supervisor)
 	(void)fcntl(served->fuse_fd, F_SETFD, 0);
 	(void)fcntl(served->state_fd, F_SETFD, 0);
 	(void)fcntl(served->dram_fd, F_SETFD, 0);
-	(void)fcntl(served->alive_fd, F_SETFD, 0);
 	if (served->ready_fd >= 0)
 		(void)fcntl(served->ready_fd, F_SETFD, 0);
-	(void)snprintf(text, sizeof(text), "%d:%d:%d:%d:%d", served->fuse_fd, served->state_fd,
-		served->ready_fd, served->dram_fd, served->alive_fd);
+	(void)snprintf(text, sizeof(text), "%d:%d:%d:%d", served->fuse_fd, served->state_fd,
+		served->ready_fd, served->dram_fd);
 	(void)setenv(SERVED, text, 1);
 	(void)execv(supervisor->program, (char *const *)supervisor->options->argv);
 	_exit(127);
 }
 
-/* A pipe for the next daemon's life: SIGIO comes when its end is closed. */
-static int new_pipe(struct supervisor *supervisor)
-{
-	int ends[2];
-
-	if (supervisor->death_fd >= 0)
-		(void)close(supervisor->death_fd);
-	supervisor->death_fd = -1;
-	if (pipe2(ends, O_CLOEXEC) < 0)
-		return -errno;
-	supervisor->death_fd = ends[0];
-	supervisor->served.alive_fd = ends[1];
-	if (fcntl(ends[0], F_SETOWN, getpid()) < 0 || fcntl(ends[0], F_SETFL, O_ASYNC) < 0)
-		return -errno;
-	return 0;
-}
-
 static int start_daemon(struct supervisor *supervisor)
 {
-	int r = new_pipe(supervisor);
-
-	if (r < 0)
-		return r;
 	supervisor->started_ms = kv_monotonic_ms();
 	supervisor->started++;
 	supervisor->daemon = fork();
@@ -156,7 +123,6 @@ static int start_daemon(struct supervisor *supervisor)
 		return -errno;
 	if (supervisor->daemon == 0)
 		daemon_main(supervisor);
-	(void)close(supervisor->served.alive_fd);
 	/* Only the first one has somebody waiting for it. */
 	if (supervisor->served.ready_fd >= 0)
 		(void)close(supervisor->served.ready_fd);
@@ -190,42 +156,6 @@ static bool goes_on(struct supervisor *supervisor, int status)
 	return true;
 }
 
-/* True if the daemon has ended. One that was started before it may do so by now, too. */
-static bool has_ended(const struct supervisor *supervisor, int *ret_status)
-{
-	bool found = false;
-	pid_t process;
-	int status;
-
-	while ((process = waitpid(-1, &status, WNOHANG)) > 0) {
-		if (process != supervisor->daemon)
-			continue;
-		*ret_status = status;
-		found = true;
-	}
-	return found;
-}
-
-/* True if nothing is left of the daemon but what waits for the next one. */
-static bool has_died(const struct supervisor *supervisor, int *ret_status)
-{
-	const struct timespec wait = {.tv_sec = STATUS_MS / 1000};
-	struct pollfd look = {.fd = supervisor->death_fd};
-	sigset_t ends;
-
-	if (poll(&look, 1, 0) <= 0 || !(look.revents & POLLHUP))
-		return false;
-	(void)sigemptyset(&ends);
-	(void)sigaddset(&ends, SIGCHLD);
-	while (!has_ended(supervisor, ret_status)) {
-		if (sigtimedwait(&ends, NULL, &wait) < 0 && errno == EAGAIN) {
-			*ret_status = SIGKILL;
-			return true;
-		}
-	}
-	return true;
-}
-
 /* Waits for a signal and does what it asks for. False when the mount has ended: *ret_status. */
 static bool turn(struct supervisor *supervisor, int *ret_status)
 {
@@ -237,8 +167,7 @@ static bool turn(struct supervisor *supervisor, int *ret_status)
 		(void)kill(supervisor->daemon, SIGTERM);
 	if (number == SIGHUP)
 		(void)kill(supervisor->daemon, SIGUSR1);
-	if (!(number == SIGCHLD && has_ended(supervisor, &status)) &&
-		!(number == SIGIO && has_died(supervisor, &status)))
+	if (number != SIGCHLD || waitpid(supervisor->daemon, &status, WNOHANG) <= 0)
 		return true;
 	if (goes_on(supervisor, status) && start_daemon(supervisor) == 0)
 		return true;
@@ -265,8 +194,7 @@ int kv_supervise(const struct kv_supervise *options)
 {
 	struct supervisor supervisor = {
 		.options = options,
-		.served = {-1, -1, -1, options->ready_fd, -1},
-		.death_fd = -1,
+		.served = {-1, -1, -1, options->ready_fd},
 	};
 	int status = 1;
 	ssize_t n = readlink("/proc/self/exe", supervisor.program, sizeof(supervisor.program) - 1);
@@ -275,7 +203,6 @@ int kv_supervise(const struct kv_supervise *options)
 		return fail("/proc/self/exe", -errno) != 0;
 	(void)sigemptyset(&supervisor.signals);
 	(void)sigaddset(&supervisor.signals, SIGCHLD);
-	(void)sigaddset(&supervisor.signals, SIGIO);
 	(void)sigaddset(&supervisor.signals, SIGTERM);
 	(void)sigaddset(&supervisor.signals, SIGINT);
 	(void)sigaddset(&supervisor.signals, SIGHUP);

@@ -21,7 +21,6 @@ struct kv_served {
 	int state_fd; /* see takeover.h */
 	int dram_fd;  /* see kv_dram_mount */
 	int ready_fd; /* of who waits for the mount in the foreground, or -1 */
-	int alive_fd; /* a pipe's end that is closed by its death: see supervise.c */
 };
 
 /* True if this process was started by a supervisor. */

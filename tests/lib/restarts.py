@@ -7,10 +7,10 @@ from procs import eventually
 
 
 def daemon_of(kv):
-    """The pid of the daemon that serves now: the child that the supervisor started last."""
+    """The pid of the daemon that serves now: the supervisor's only child."""
     with open(f"/proc/{kv.pid}/task/{kv.pid}/children", encoding="ascii") as file:
         words = file.read().split()
-    return int(words[-1]) if words else 0
+    return int(words[0]) if words else 0
 
 
 def follow(kv, before):
