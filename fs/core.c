@@ -374,6 +374,7 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 	core->hooks = options->hooks;
 	core->budget = core->options.dram_bytes;
 	core->outlives = options->dram_is_shared;
+	core->reaper.awaits_word = options->awaits_word;
 	core_init_locks(core);
 
 	const struct kv_dram_options dram = {
@@ -413,6 +414,7 @@ struct kv_core *kv_core_free(struct kv_core *core)
 	int r = kv_core_sync(core);
 	if (r < 0)
 		kv_log_error("core", "last commit failed error=%s", strerror(-r));
+	kv_core_go_on(core);
 	kv_reap_drain(core, KV_PATIENCE_MS);
 	atomic_store(&core->stopping, true);
 	if (!core_stop(core)) {

@@ -77,6 +77,7 @@ struct kv_core_options {
 	struct kv_core_hooks hooks;
 	bool dram_is_shared; /* the DRAM tier is DRAM_MOUNT, and outlives this process: dram.h */
 	int dram_mount;
+	bool awaits_word; /* files without names are kept until kv_core_go_on */
 };
 
 /* Starts the DRAM tier and the threads; *ret_core is set before a hook is called. One line in
@@ -90,6 +91,9 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
  * all that is left to do is to end the process.
  */
 struct kv_core *kv_core_free(struct kv_core *core);
+/* All that was open when this process began is so to the core by now: what is left without a name
+ * may be freed. With awaits_word, once. */
+void kv_core_go_on(struct kv_core *core);
 
 struct kv_index *kv_core_index(struct kv_core *core);
 struct kv_dram *kv_core_dram(struct kv_core *core);

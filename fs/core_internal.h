@@ -407,6 +407,7 @@ struct kv_core {
 		pthread_cond_t idle;
 		struct kv_orphan_queue queue;
 		unsigned drains; /* who wait on idle */
+		bool awaits_word;
 		bool working;
 		bool stop;
 	} reaper;

@@ -289,6 +289,7 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 		.stats = &daemon->stats,
 		.dram_is_shared = daemon->takeover != NULL,
 		.dram_mount = daemon->dram_fd,
+		.awaits_word = daemon->takeover != NULL,
 		.hooks =
 			{
 				.arg = daemon,

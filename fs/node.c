@@ -641,6 +641,15 @@ void kv_node_drop_pages(struct kv_daemon *daemon, uint64_t ino)
 
 /* ---- After a restart ---- */
 
+/* What the kernel knows may have lost its name: nobody else keeps it. */
+static void resume_orphan(struct kv_daemon *daemon, struct kv_node *node)
+{
+	struct kv_inode inode;
+
+	if (kv_index_get(daemon->index, node->ino, &inode) == 0 && inode.nlink == 0)
+		(void)kv_node_orphan_file(daemon, node->file);
+}
+
 static int resume_file(
 	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
 {
@@ -668,6 +677,7 @@ static int resume_file(
 	/* The kernel's mode for it is not known: LOOKUP makes another. */
 	node->retired = true;
 	node->lookups = record->lookups;
+	resume_orphan(daemon, node);
 	return 0;
 }
 

@@ -199,10 +199,28 @@ static void wait_for_orphans(struct kv_core *core)
 		(void)kv_cond_wait_ms(&core->reaper.cond, &core->reaper.lock, COMPANY_MS);
 }
 
+/* What a process has left without a name, the next one may have open. */
+static void wait_for_word(struct kv_core *core)
+{
+	KV_LOCKED(&core->reaper.lock);
+
+	while (core->reaper.awaits_word && !core->reaper.stop)
+		(void)pthread_cond_wait(&core->reaper.cond, &core->reaper.lock);
+}
+
+void kv_core_go_on(struct kv_core *core)
+{
+	KV_LOCKED(&core->reaper.lock);
+
+	core->reaper.awaits_word = false;
+	(void)pthread_cond_broadcast(&core->reaper.cond);
+}
+
 static void *reap_main(void *arg)
 {
 	struct kv_core *core = arg;
 
+	wait_for_word(core);
 	reap_leftovers(core);
 	kv_quota_resume(core);
 	for (;;) {

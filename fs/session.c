@@ -277,6 +277,7 @@ int kv_session_start(
 	if (!daemon->takeover)
 		return 0;
 	r = kv_resume_nodes(daemon);
+	kv_core_go_on(daemon->core);
 	if (r == 0 && kv_takeover_resumes(daemon->takeover))
 		r = kv_resume_requests(daemon);
 	if (r < 0)

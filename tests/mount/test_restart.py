@@ -72,6 +72,34 @@ def test_a_working_directory_stays(make):
     assert shell.communicate("go\n", timeout=30)[0] == f"{kv.mnt}/d\ndata"
 
 
+@pytest.mark.parametrize("end", (kill, ask))
+def test_open_files_without_a_name_go_on(make, end):
+    """They are kept as long as they are open, over restarts, and freed then."""
+    kv = make()
+    for name in ("removed", "replaced", "new"):
+        put_synced(kv.mnt / name, blob(hash(name) % 100, 3 * MIB))
+    kv.settle()
+    removed = os.open(kv.mnt / "removed", os.O_RDONLY)
+    replaced = os.open(kv.mnt / "replaced", os.O_RDONLY)
+    before = [os.pread(fd, 4 * MIB, 0) for fd in (removed, replaced)]
+    free = os.statvfs(kv.mnt).f_bfree
+    os.unlink(kv.mnt / "removed")
+    os.rename(kv.mnt / "new", kv.mnt / "replaced")
+    place = os.open(kv.mnt, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(place)
+    os.close(place)
+    for _ in range(2):
+        end(kv)
+        for fd, data in zip((removed, replaced), before):
+            assert os.pread(fd, 4 * MIB, 0) == data
+            assert (os.fstat(fd).st_size, os.fstat(fd).st_nlink) == (3 * MIB, 0)
+        assert os.statvfs(kv.mnt).f_bfree == free
+        assert os.listdir(kv.mnt) == ["replaced"]
+    for fd in (removed, replaced):
+        os.close(fd)
+    eventually(lambda: os.statvfs(kv.mnt).f_bfree == free + 2 * 768, what="their space")
+
+
 def test_writers_get_eio_from_a_kill(make):
     kv = make()
     put_synced(kv.mnt / "old", b"old")
