@@ -250,8 +250,13 @@ static int open_store(struct kv_daemon *daemon, const char *path, char *ret_erro
 	};
 	int r = kv_store_open(&open, &daemon->store, ret_error, MESSAGE_SIZE);
 
-	if (r == 0)
-		daemon->index = daemon->store->index;
+	if (r < 0)
+		return r;
+	daemon->index = daemon->store->index;
+	r = kv_index_watch_crashes(daemon->index);
+	if (r < 0)
+		(void)snprintf(
+			ret_error, MESSAGE_SIZE, "%s cannot be watched: %s", path, strerror(-r));
 	return r;
 }
 

@@ -342,28 +342,34 @@ int kv_index_new(const struct kv_index_options *options, struct kv_index **ret_i
 
 /*
  * LMDB may crash on pages that changed where they lie. Up to a size that keeps opening short they
- * are all looked at before; of a larger index `kvfs check` does that.
+ * are all looked at before; of a larger index only where that may have happened.
  */
-static int check_pages(const char *path)
+static int check_pages(const char *path, uint64_t checked_bytes)
 {
 	_cleanup_fd_ int fd = kv_pages_open(path);
+	int suspect = kv_suspect_find(path);
 	struct stat st;
 	ssize_t r;
 
-	if (fd < 0)
-		return fd;
+	if (fd < 0 || suspect < 0)
+		return fd < 0 ? fd : suspect;
 	if (fstat(fd, &st) < 0)
 		return -errno;
-	if (st.st_size > (off_t)KV_ENV_SMALL)
+	if (st.st_size > (off_t)(checked_bytes > 0 ? checked_bytes : KV_ENV_SMALL) && !suspect)
 		return 0;
+	if (suspect)
+		kv_log_warning(
+			"index", "a process has crashed with it: looking at all of its pages");
 	r = kv_pages_check(&(struct kv_pages){.fd = fd});
+	if (r == 0 && suspect)
+		return kv_suspect_clear(path);
 	return r > 0 ? -EUCLEAN : (int)r;
 }
 
 static int open_all(struct kv_index *index, const char *path,
 	const struct kv_index_options *options, const struct error_text *error)
 {
-	int r = check_pages(path);
+	int r = check_pages(path, options->checked_bytes);
 
 	if (r == 0)
 		r = kv_env_attach(index, path, options->map_size_bytes, 0);

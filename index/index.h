@@ -50,6 +50,8 @@ struct kv_index_options {
 	uint64_t map_size_bytes;  /* 0: 64 GiB of address space */
 	uint32_t commit_delay_ms; /* group commit waits that long for company; 0: 50 */
 	uint64_t quota_blocks;    /* 0: all devices */
+	/* All pages of an index up to that size are looked at before it is opened; 0: 64 MiB. */
+	uint64_t checked_bytes;
 };
 
 /* Quota domains that there can be; 0 is the rest of the store, which has no quota of its own. */
@@ -93,9 +95,9 @@ int kv_index_create(const char *path, const struct kv_index_store *store, uint32
 	uint32_t uid, uint32_t gid, int64_t now_ns);
 
 /*
- * Opens it: constant time in the number of files. ret_error (error_size bytes) receives one line
- * for the user on failure: -ENOENT no index there, -EPROTO made by a kvfs with another format,
- * -EUCLEAN damaged.
+ * Opens it: constant time in the number of files, unless it was open in a crash. ret_error
+ * (error_size bytes) receives one line for the user on failure: -ENOENT no index there, -EPROTO
+ * made by a kvfs with another format, -EUCLEAN damaged.
  */
 int kv_index_open(const char *path, const struct kv_index_options *options,
 	struct kv_index **ret_index, char *ret_error, size_t error_size);
@@ -103,6 +105,13 @@ int kv_index_open(const char *path, const struct kv_index_options *options,
 /* Commits everything that may be committed, stops the commit thread. NULL is allowed. Returns NULL.
  */
 struct kv_index *kv_index_close(struct kv_index *index);
+
+/*
+ * When this process crashes from now on (by a fault, or an assertion), whoever opens INDEX next
+ * looks at all of its pages first: LMDB may have met a damaged one. Once a process; it crashes all
+ * the same.
+ */
+int kv_index_watch_crashes(const struct kv_index *index);
 
 const struct kv_index_store *kv_index_store(const struct kv_index *index);
 struct kv_space *kv_index_space(struct kv_index *index);

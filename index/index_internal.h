@@ -437,6 +437,12 @@ void kv_reserve_update(struct kv_index *index);
 /* How many of at most MOST steps, of so many RECORDS each, one operation may take. At least 1. */
 unsigned kv_reserve_steps(const struct kv_index *index, unsigned most, unsigned records);
 
+/* ---- suspect.c ---- */
+
+/* Whether a process has crashed with the index in PATH since it was last found sound: 0, 1. */
+int kv_suspect_find(const char *path);
+int kv_suspect_clear(const char *path);
+
 /* ---- env.c ---- */
 
 /* An index up to that size is a small one: a hundred thousand files or so. */
