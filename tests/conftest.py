@@ -44,12 +44,13 @@ def settle_mode(kv):
     return kv
 
 
-def shared_mount(mode):
-    """The run's mount in MODE: made once, and again when a test has broken it."""
+def shared_mount(mode, **options):
+    """The run's mount in MODE with OPTIONS: made once, and again when a test has broken it."""
     require_mounts()
-    kv = _state["shared"].get(mode)
+    key = (mode, *options.items())
+    kv = _state["shared"].get(key)
     if kv is None or kv.daemon is None:
-        kv = _state["shared"][mode] = Kvfs(sandbox(), mode, size="2G").format().mount()
+        kv = _state["shared"][key] = Kvfs(sandbox(), mode, size="2G", **options).format().mount()
     return settle_mode(kv)
 
 

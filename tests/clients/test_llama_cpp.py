@@ -25,7 +25,7 @@ VOCABULARY, LAYERS, WIDTH, HEADS, INNER = 512, 4, 256, 8, 512
 PROMPT = [259 + (i * 7 + 3) % 200 for i in range(1000)]
 NEXT = [300, 301, 302]
 
-pytestmark = pytest.mark.timeout(300)  # the first test also downloads
+pytestmark = pytest.mark.timeout(600)  # the first test also downloads
 
 
 def write_model(path):
@@ -109,7 +109,7 @@ class Server:
         self.address = self.server.listening_address.removeprefix("http://")
 
     def post(self, path, body):
-        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=300)) as connection:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())

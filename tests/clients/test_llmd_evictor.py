@@ -59,7 +59,7 @@ def crawl(root):
 
 def delete(paths):
     done = subprocess.run(["xargs", "-0", "rm", "-f"], input="\0".join(paths).encode(),
-                          capture_output=True, timeout=60, check=False)
+                          capture_output=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     for folder in {os.path.dirname(path) for path in paths}:
         for empty in (folder, os.path.dirname(folder)):

@@ -16,14 +16,13 @@ import itertools
 import mmap
 import os
 import sys
-import time
 import types
 import uuid
 
 import pytest
 from data import KIB, MIB, blob, get, put
 from packages import unpack
-from procs import Child, in_child, parallel
+from procs import Child, eventually, in_child, parallel
 
 VERSIONS = ("1.5.1", "1.4.0")
 QUEUES = ("use_aio", "use_uring")
@@ -31,7 +30,7 @@ BOTH = (os.O_DIRECT, 0)
 # A page of SGLang's, one of DeepSeek-V3 (no multiple of 4096), and less than a block.
 SIZES = (2 * MIB, 1_124_352, 70_001)
 
-pytestmark = pytest.mark.timeout(300)  # the first test also downloads
+pytestmark = pytest.mark.timeout(600)  # the first test also downloads
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -223,8 +222,9 @@ def test_a_short_read_is_not_noticed_by_the_old_version(elsewhere, version, queu
     assert in_child(work) == ("DONE" if version == "1.4.0" else "ERR")
 
 
-def test_p3_a_block_that_is_being_stored_is_loaded_whole(kv, version, queue):
+def test_p3_a_block_that_is_being_stored_is_loaded_whole(fresh, version, queue):
     """A reader that found the name opens it while half of the block is written."""
+    kv = fresh(read_wait="600s")
     (path,) = names(kv.dir, 1)
     half = MIB
     begun, seen = os.pipe(), os.pipe()
@@ -236,7 +236,7 @@ def test_p3_a_block_that_is_being_stored_is_loaded_whole(kv, version, queue):
         assert engine.transfer("WRITE", [(0, fd, "")]) == "DONE"
         os.write(begun[1], b".")
         os.read(seen[0], 1)
-        time.sleep(0.3)  # the reader is in open by now; if it is not, the test shows less
+        eventually(lambda: kv.status()["parked"] == 1, what="a reader that waits")
         assert engine.transfer("WRITE", [(0, fd, ""), (half, fd, "")]) == "DONE"
         os.close(fd)
 

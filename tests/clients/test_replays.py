@@ -29,7 +29,7 @@ SLOTS = ("dynamo-path", "3fs")
 PROGRAM = build_folder() / "tests" / "clients" / "replay"
 
 
-def replay(*words, timeout=100):
+def replay(*words, timeout=200):
     return run(PROGRAM, *map(str, words), timeout=timeout,
                stdin=subprocess.DEVNULL).stdout
 
@@ -58,7 +58,7 @@ def test_k2_a_pool_stays_whole_in_a_full_store(fresh, shape):
             assert process.stdout.readline() == "stored\n", process.stderr.read()
             for i in range(288):
                 put(kv.mnt / f"{i}", blob(i, MIB))
-            _, errors = process.communicate("go on\n", timeout=60)
+            _, errors = process.communicate("go on\n", timeout=200)
         finally:
             process.kill()
     assert process.returncode == 0, errors

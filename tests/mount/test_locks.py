@@ -8,12 +8,24 @@ import struct
 import threading
 
 import pytest
+from conftest import scratch, shared_mount
 from data import get, put
+from kvmount import MODES
 from procs import Child, eventually
 from syscalls import fails
 
 SHARED, EXCLUSIVE, UNLOCK, NOW = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN, fcntl.LOCK_NB
 FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
+
+
+@pytest.fixture(name="place", params=("plain", *MODES))
+def _place(request):
+    """A mount where nobody waits long for the first publish of a lock file, which never comes."""
+    if request.param == "plain":
+        yield request.getfixturevalue("elsewhere")
+    else:
+        with scratch(shared_mount(request.param, read_wait="20ms")) as path:
+            yield path
 
 
 @pytest.fixture(params=("new", "published"))
@@ -147,8 +159,8 @@ def test_waiting_ends_with_a_signal(path, agent, how):
             raise Late
         fd = os.open(path, os.O_RDWR)
         signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             getattr(fcntl, how)(fd, EXCLUSIVE)
         except Late:
             return "late"

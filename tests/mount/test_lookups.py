@@ -168,7 +168,7 @@ def test_an_evicted_name_is_gone_at_once(kv):
 
 def test_names_that_eviction_took_are_gone_from_the_kernel(fresh):
     """A store that fills up: no name outlives its file, and each can be made again."""
-    kv = fresh(size="64M", dram="32M")
+    kv = fresh(size="64M", dram="32M", lease="1s")
     paths = [kv.mnt / f"f{i:03}" for i in range(60)]
     for i, path in enumerate(paths):
         put(path, blob(i, 2 * MIB))

@@ -339,7 +339,7 @@ def test_p6_and_p5_another_writer_of_the_name_goes_on(kv, agent):
 
     child = Child(act)
     os.read(ready_out, 1)
-    fd = other.open(path, os.O_RDWR | os.O_CREAT)
+    fd = other.open(path, os.O_WRONLY | os.O_CREAT)  # who reads, too, waits for the first one's publish
     other.write(fd, OLD)
     child.kill()
     child.collect()

@@ -124,7 +124,7 @@ class Disk(_Loop):
             self.backend.submit_put_task(_key(n), _memory(self.size, blob(n, self.size)),
                                          on_complete_callback=lambda key: done.release())
         for _ in numbers:
-            assert done.acquire(timeout=80), "a put was not completed"
+            assert done.acquire(timeout=180), "a put was not completed"
 
     def adopt(self, numbers):
         """What LMCache lacks: blocks of an earlier engine, taken into the index in memory."""

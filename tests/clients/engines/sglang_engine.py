@@ -118,7 +118,7 @@ class Hf3fs:
         self.size = size
         self.storage = HiCacheHF3FS(
             rank=0, file_path=f"{folder}/hicache.0.bin", file_size=file_size, numjobs=jobs,
-            bytes_per_page=size, entries=8, client_timeout=5,
+            bytes_per_page=size, entries=8, client_timeout=180,
             dtype=types.SimpleNamespace(itemsize=2), metadata_client=Hf3fsLocalMetadataClient(),
             use_mock_client=True)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):

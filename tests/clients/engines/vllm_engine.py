@@ -185,7 +185,7 @@ class Disk:
     def _copy(self, sources, targets, is_store):
         before = len(self.done)
         self.backend.launch_copy(sources, targets, is_store, 0, self.done)
-        end = time.monotonic() + 80
+        end = time.monotonic() + 180
         while len(self.done) == before:
             threads = (self.backend._store_thread, self.backend._load_thread)
             assert all(t.is_alive() for t in threads), "the backend's thread has failed"
