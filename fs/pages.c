@@ -92,12 +92,15 @@ static int punch(struct kv_version *version, uint32_t number, const struct kv_bi
 	return 0;
 }
 
-/* A part of what lies inside the size would bring pages around it along. */
+/*
+ * A part of what lies inside the size would bring pages around it along, and so would a chunk: a
+ * huge page is two. The other one would be nobody's, and stay when this one is punched.
+ */
 static int allocate_run(
 	struct kv_object *object, uint64_t offset, uint64_t length, uint64_t object_size)
 {
 	bool inside = offset + length <= kv_round_up(object_size, KV_BLOCK_SIZE);
-	bool whole = length >= kv_min_u64(object_size, KV_CHUNK_SIZE);
+	bool whole = length >= kv_min_u64(object_size, 2 * KV_CHUNK_SIZE);
 
 	return inside && !whole ? kv_object_allocate_small(object, offset, length)
 				: kv_object_allocate(object, offset, length);

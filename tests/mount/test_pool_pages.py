@@ -173,6 +173,25 @@ def test_k2_blocks_of_an_open_pool_stay_when_all_else_goes(fresh):
     os.close(fd)
 
 
+def test_r4_chunks_that_are_used_alone_take_their_pages(huge):
+    """A chunk is half a huge page: written or read here and there, none brings the other half along."""
+    fd = new_pool(huge.mnt / "pool")
+    os.ftruncate(fd, TIB)
+    places = [n * 3 * MIB for n in random.Random(1).sample(range(1000), 120)]
+    for place in places[:40]:
+        assert os.pwrite(fd, blob(place, MIB), place) == MIB
+    assert huge.status()["dram_charged"] == 40 * MIB
+    for place in places[40:]:
+        assert os.pwrite(fd, blob(place, MIB), place) == MIB
+    for _ in range(2):
+        assert huge.status()["dram_zombie"] < 8 * MIB
+        for place in places:
+            assert os.pread(fd, MIB, place) == blob(place, MIB)
+    assert os.pread(fd, MIB, places[7] + MIB) == bytes(MIB)
+    assert blocks(fd) == 120 * MIB
+    os.close(fd)
+
+
 def test_mapped_blocks_take_their_pages(huge):
     """Pages that a shared mapping makes dirty cost what they are."""
     fd = new_pool(huge.mnt / "pool")
