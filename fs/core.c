@@ -430,8 +430,8 @@ struct kv_core *kv_core_free(struct kv_core *core)
 	r = kv_index_wait(core->index, kv_index_sequence(core->index));
 	if (r < 0)
 		kv_log_error("core", "last commit failed error=%s", strerror(-r));
-	/* Where libfuse had no memory for a request, it may have been a RELEASE: what that file has
-	 * goes with the process. */
+	/* Where libfuse had no memory for a RELEASE for a minute, what that file has goes with the
+	 * process. */
 	if (left == 0)
 		kv_dram_free(core->dram);
 	kv_adopt_done(core);

@@ -12,6 +12,29 @@
 #define TRIES_MAX 10u
 #define FIRST_WAIT_US 1000u
 
+/* The request at hand, if it must not be lost. */
+static _Thread_local struct {
+	uint64_t unique;
+	bool refused;
+} kept;
+
+bool kv_send_is_end(uint32_t opcode)
+{
+	return opcode == FUSE_RELEASE || opcode == FUSE_RELEASEDIR || opcode == FUSE_FORGET ||
+	       opcode == FUSE_BATCH_FORGET;
+}
+
+void kv_send_keep(uint64_t unique)
+{
+	kept.unique = unique;
+	kept.refused = false;
+}
+
+bool kv_send_was_kept(void)
+{
+	return kept.refused;
+}
+
 /* Short of something that comes back. */
 static bool is_passing(int error)
 {
@@ -47,6 +70,12 @@ ssize_t kv_send(int fd, struct iovec *iov, int count, void *arg)
 {
 	const struct fuse_out_header *answer = iov[0].iov_base;
 	struct kv_daemon *daemon = arg;
+
+	if (answer->error == -ENOMEM && kept.unique != 0 && answer->unique == kept.unique) {
+		kept.refused = true;
+		kv_stat_add(&daemon->stats.ends_retried, 1);
+		return answer->len;
+	}
 	ssize_t n = try_writev(fd, iov, count);
 	int error = errno;
 

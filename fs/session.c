@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -20,6 +21,7 @@
 #include "fs/send.h"
 #include "fs/supervise.h"
 #include "fs/takeover.h"
+#include "fs/wait.h"
 #include "fs/workers.h"
 
 /*
@@ -36,6 +38,9 @@
 /* Workers block while a cold file is filled or write-back is behind, so there may be many. */
 #define WORKERS_MAX 256u
 #define BACKGROUND_MAX 64u
+/* How often what ends something is handled for which there is no memory, and the first pause. */
+#define END_TRIES_MAX 17u
+#define END_WAIT_US 1000u
 /* FUSE 7.44, Linux 6.16: names that the kernel knows can be taken back all at once. */
 #define RESTART_MINOR 44u
 /* How long a planned restart waits for who writes. */
@@ -358,12 +363,39 @@ static int receive_request(void *arg, void **memory)
 	return fuse_session_receive_buf(daemon->session, &buffer);
 }
 
+/*
+ * RELEASE and FORGET come once. Where libfuse has no memory for one, which is less than that of any
+ * request that makes something, it gets it again and again, for a minute: what it would end stays
+ * until the mount ends otherwise.
+ */
+static void handle_end(struct fuse_session *session, const struct fuse_buf *buffer, uint64_t unique)
+{
+	unsigned wait_us = END_WAIT_US;
+
+	for (unsigned i = 1; i < END_TRIES_MAX; i++, wait_us *= 2) {
+		kv_send_keep(unique);
+		fuse_session_process_buf(session, buffer);
+		bool again = kv_send_was_kept();
+		kv_send_keep(0);
+		if (!again)
+			return;
+		kv_wait_begins();
+		(void)usleep(wait_us);
+	}
+	kv_log_error("fuse", "no memory for the end of an open file or a name, which is lost");
+	fuse_session_process_buf(session, buffer);
+}
+
 static void handle_request(void *arg, void *memory, size_t size)
 {
 	const struct kv_daemon *daemon = arg;
 	const struct fuse_buf buffer = {.mem = request_in(memory), .size = size};
+	const struct fuse_in_header *request = buffer.mem;
 
-	fuse_session_process_buf(daemon->session, &buffer);
+	if (size >= sizeof(*request) && kv_send_is_end(request->opcode))
+		handle_end(daemon->session, &buffer, request->unique);
+	else
+		fuse_session_process_buf(daemon->session, &buffer);
 }
 
 static bool has_ended(void *arg)

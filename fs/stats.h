@@ -42,6 +42,7 @@
 	X(io_timeouts, "waits given up because a device did not answer")                           \
 	X(throttled, "writes held back until write-back caught up")                                \
 	X(replies_refused, "replies that the kernel did not take; their callers got EIO")          \
+	X(ends_retried, "ends of open files and names for which there was no memory at first")     \
 	X(limited, "opens and writes refused because their user had all he may have")
 
 struct kv_stats {

@@ -3,6 +3,7 @@
 every operation: whoever asked gets an errno or the right answer, never a hung call, and the daemon
 lives on.
 """
+import contextlib
 import errno
 import os
 
@@ -120,6 +121,29 @@ def test_every_call_of_an_operation_fails_once(faulty, kind):
     kv.settle()
     kv.remount()
     assert get(kv.mnt / "last") == blob(7, 100_000)
+
+
+def test_no_end_of_an_open_file_is_lost(faulty):
+    """Its RELEASE comes once: it is handled again when there was no memory for it."""
+    kv, faults = faulty
+    kv.mount()
+    path = kv.mnt / "f"
+    put(path, blob(1, 5_000))
+    kv.settle()
+    for turn in range(CALLS_MAX * 10):
+        fds = [os.open(path, os.O_RDONLY) for _ in range(4)]
+        # Of the closes' own requests, FLUSH and RELEASE, one or the other is met.
+        faults.arm("malloc", 1 + turn % 8)
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        faults.disarm()
+    eventually(lambda: kv.status()["open_handles"] == 0, what="the end of all open files")
+    assert kv.counter("ends_retried") > 0, "no RELEASE was without memory: this proves nothing"
+    # An open version of it would keep its blocks.
+    used = kv.status()["store_used"]
+    os.unlink(path)
+    eventually(lambda: kv.status()["store_used"] < used, what="its space")
 
 
 def test_scattered_writes_without_memory(faulty):
