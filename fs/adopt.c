@@ -156,12 +156,10 @@ static bool take(struct kv_core *core, struct kv_legacy *legacy)
 	return true;
 }
 
-/* The first one for VERSION, or NULL. */
-static struct kv_legacy *first_for(struct kv_core *core, const struct kv_version *version)
+/* The first one for version NUMBER of INO, or NULL. */
+static struct kv_legacy *first_for(struct kv_core *core, uint64_t ino, uint64_t number)
 {
-	const struct kv_legacy key = {
-		.mark = {.ino = version->file->ino, .version = version->number},
-	};
+	const struct kv_legacy key = {.mark = {.ino = ino, .version = number}};
 	struct kv_legacy *legacy = bsearch(&key, core->legacies.list, core->legacies.count,
 		sizeof(*core->legacies.list), compare);
 
@@ -178,7 +176,7 @@ void kv_version_adopt(struct kv_version *version)
 
 	if (atomic_load(&core->legacies.left) == 0)
 		return;
-	legacy = first_for(core, version);
+	legacy = first_for(core, version->file->ino, version->number);
 	for (const struct kv_legacy *first = legacy;
 		legacy && legacy < end && !version->object && compare(legacy, first) == 0;
 		legacy++) {
@@ -191,6 +189,19 @@ void kv_version_adopt(struct kv_version *version)
 			kv_stat_add(&core->stats->adopted, 1);
 		kv_object_free(found.object);
 	}
+}
+
+int kv_adopt_whole(struct kv_core *core, uint64_t ino, uint64_t number, struct kv_found *ret_found)
+{
+	const struct kv_legacy *end = core->legacies.list + core->legacies.count;
+	struct kv_legacy *first = first_for(core, ino, number);
+
+	for (struct kv_legacy *legacy = first;
+		legacy && legacy < end && compare(legacy, first) == 0; legacy++)
+		if (legacy->mark.kind == KV_MARK_WHOLE && take(core, legacy) &&
+			kv_object_find(core->dram, &legacy->mark, ret_found) == 0)
+			return 0;
+	return -ENOENT;
 }
 
 /* ---- Taking a part ---- */
@@ -386,6 +397,8 @@ static void *adopt_main(void *arg)
 	/* Without memory for an order they come in any. */
 	struct kv_legacy **order = calloc(count, sizeof(*order));
 
+	/* Of versions that are not current any more somebody may have one open. */
+	kv_core_await_word(core);
 	for (size_t i = 0; i < count; i++) {
 		note_use(core, &core->legacies.list[i]);
 		if (order)

@@ -11,8 +11,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct kv_core;
+struct kv_found;
 struct kv_legacy;
 struct kv_version;
 
@@ -28,6 +30,10 @@ int kv_adopt_start(struct kv_core *core);
 void kv_adopt_done(struct kv_core *core);
 /* Gives VERSION, fresh from the index and the caller's alone, the object that was left of it. */
 void kv_version_adopt(struct kv_version *version);
+/* Waits for kv_core_go_on, or the end: before that nothing that was left may be freed. */
+void kv_core_await_word(struct kv_core *core);
+/* Hands an object that has all of version NUMBER of INO to the caller, if one was left. -ENOENT. */
+int kv_adopt_whole(struct kv_core *core, uint64_t ino, uint64_t number, struct kv_found *ret_found);
 /* Lock held. Says of VERSION's object what another process may make of it. On failure a mark may
  * say more than is so from here on. */
 int kv_version_mark_locked(struct kv_version *version);

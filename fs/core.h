@@ -77,7 +77,7 @@ struct kv_core_options {
 	struct kv_core_hooks hooks;
 	bool dram_is_shared; /* the DRAM tier is DRAM_MOUNT, and outlives this process: dram.h */
 	int dram_mount;
-	bool awaits_word; /* files without names are kept until kv_core_go_on */
+	bool awaits_word; /* what was left by another process is kept until kv_core_go_on */
 };
 
 /* Starts the DRAM tier and the threads; *ret_core is set before a hook is called. One line in
@@ -91,8 +91,8 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
  * all that is left to do is to end the process.
  */
 struct kv_core *kv_core_free(struct kv_core *core);
-/* All that was open when this process began is so to the core by now: what is left without a name
- * may be freed. With awaits_word, once. */
+/* All that was open when this process began is so to the core by now: what is left, without a name
+ * or in DRAM, may be freed. With awaits_word, once. */
 void kv_core_go_on(struct kv_core *core);
 
 struct kv_index *kv_core_index(struct kv_core *core);
@@ -202,6 +202,13 @@ struct kv_version *kv_version_unref(struct kv_version *version);
  * with BASE NULL. It becomes one of FILE's writers until it is published or discarded.
  */
 int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_version **ret_version);
+
+/*
+ * After a restart, until kv_core_go_on: the version NUMBER of FILE, which is not its current one
+ * any more. For reading by kv_version_read alone; it counts as unpublished, and is nobody's.
+ * -ENOENT if not all of it was left in DRAM.
+ */
+int kv_version_keep(struct kv_file *file, uint64_t number, struct kv_version **ret_version);
 
 /* Whose limit VERSION counts against while it is being written; once, before it is changed. NULL is
  * allowed: nobody's. */

@@ -24,6 +24,7 @@
  *   evict.c        DRAM eviction
  *   warm.c         DRAM residency on request
  *   adopt.c        DRAM residency that another process has left
+ *   kept.c         old versions that another process has left
  *   reap.c         orphans
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them

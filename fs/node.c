@@ -262,7 +262,8 @@ static bool is_pending(const struct kv_daemon *daemon, const struct kv_node *nod
 static void node_done(struct kv_node *node)
 {
 	if (node->old_handle) {
-		kv_version_close(node->version);
+		if (!node->kept)
+			kv_version_close(node->version);
 		kv_file_closed(node->file);
 		free(node->old_handle);
 	}
@@ -452,7 +453,7 @@ static void note_version(struct kv_daemon *daemon, struct kv_node *node)
 	if (!daemon->takeover)
 		return;
 	kv_version_attr(node->version, &attr);
-	kv_takeover_set_version(daemon->takeover, node->id, attr.number);
+	kv_takeover_set_version(daemon->takeover, node->id, attr.number, attr.mtime_ns);
 }
 
 /*
@@ -650,30 +651,50 @@ static void resume_orphan(struct kv_daemon *daemon, struct kv_node *node)
 		(void)kv_node_orphan_file(daemon, node->file);
 }
 
-static int resume_file(
-	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
+/* The version that a node of before has shown, and whether it is an old one. */
+static int resume_version(struct kv_daemon *daemon, const struct kv_takeover_record *record,
+	struct kv_version **ret_version, bool *ret_kept)
 {
+	struct kv_version_attr attr = {0};
 	struct kv_version *version;
-	struct kv_version_attr attr;
-	struct kv_node *node;
 	struct kv_file *file;
 	int r = kv_file_get(daemon->core, record->ino, &file);
 
 	if (r < 0)
 		return r;
 	r = kv_file_current(file, &version);
+	if (r == 0)
+		kv_version_attr(version, &attr);
+	*ret_kept = attr.number != record->version;
+	if (r == 0 && *ret_kept)
+		kv_version_unref(version);
+	if (*ret_kept) {
+		r = kv_version_keep(file, record->version, &version);
+		if (r == 0)
+			kv_version_set_times(version, record->mtime_ns, INT64_MIN);
+	}
+	if (r == 0)
+		*ret_version = version;
 	kv_file_put(file);
-	if (r < 0)
+	return r;
+}
+
+static int resume_file(
+	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
+{
+	struct kv_version *version = NULL;
+	struct kv_node *node;
+	bool kept;
+
+	if (resume_version(daemon, record, &version, &kept) < 0)
 		return -ENOENT;
-	kv_version_attr(version, &attr);
-	node = attr.number == record->version
-		       ? file_node_new(daemon, record->ino, KV_NODE_PUBLISHED, nodeid)
-		       : NULL;
+	node = file_node_new(daemon, record->ino, KV_NODE_PUBLISHED, nodeid);
 	if (!node) {
 		kv_version_unref(version);
 		return -ENOENT;
 	}
 	node->version = version;
+	node->kept = kept;
 	/* The kernel's mode for it is not known: LOOKUP makes another. */
 	node->retired = true;
 	node->lookups = record->lookups;
@@ -713,7 +734,7 @@ struct kv_handle *kv_node_old_handle(struct kv_daemon *daemon, struct kv_node *n
 		return handle;
 	handle = calloc(1, sizeof(*handle));
 	/* As by O_DIRECT: nothing is waited for. */
-	if (!handle || kv_version_open(node->version, true, &access) < 0) {
+	if (!handle || (!node->kept && kv_version_open(node->version, true, &access) < 0)) {
 		free(handle);
 		return NULL;
 	}

@@ -76,6 +76,7 @@ struct kv_node {
 		*version; /* regular files; a reference. NULL: writing node without a first write */
 	bool orphan;      /* without a name, and kept from being reaped until it is forgotten */
 	bool retired;     /* published node that LOOKUP must not give out any more */
+	bool kept;        /* ... whose version is an old one: see kv_version_keep */
 	enum kv_node_mode mode;       /* published nodes, while opens > 0 */
 	unsigned opens;               /* handles of any kind */
 	_Atomic unsigned write_opens; /* handles that may write */

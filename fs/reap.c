@@ -200,7 +200,7 @@ static void wait_for_orphans(struct kv_core *core)
 }
 
 /* What a process has left without a name, the next one may have open. */
-static void wait_for_word(struct kv_core *core)
+void kv_core_await_word(struct kv_core *core)
 {
 	KV_LOCKED(&core->reaper.lock);
 
@@ -220,7 +220,7 @@ static void *reap_main(void *arg)
 {
 	struct kv_core *core = arg;
 
-	wait_for_word(core);
+	kv_core_await_word(core);
 	reap_leftovers(core);
 	kv_quota_resume(core);
 	for (;;) {

@@ -131,6 +131,13 @@ static int answer_lost(const struct in_header *request)
 	}
 }
 
+/* What is asked of an old version, which is not the published one any more: not more than its bytes
+ * and its attributes. The kernel copies by itself. */
+static bool can_keep(uint32_t opcode)
+{
+	return opcode != OP_IOCTL && opcode != OP_COPY_FILE_RANGE;
+}
+
 /* The same for an old node that there is: its handles are replaced by the one that we have. */
 static int answer_old(struct kv_daemon *daemon, struct in_header *request, struct kv_node *node)
 {
@@ -139,10 +146,13 @@ static int answer_old(struct kv_daemon *daemon, struct in_header *request, struc
 	if (request->opcode == OP_OPEN)
 		return -ESTALE;
 	/* Nothing is kept by these handles that only their end would take away. */
-	if (request->opcode == OP_RELEASE || request->opcode == OP_FLUSH)
+	if (request->opcode == OP_RELEASE || request->opcode == OP_FLUSH ||
+		(node->kept && request->opcode == OP_FSYNC))
 		return 0;
 	if (is_lock(request->opcode))
 		return -ENOLCK;
+	if (node->kept && !can_keep(request->opcode))
+		return request->opcode == OP_COPY_FILE_RANGE ? -EOPNOTSUPP : -ESTALE;
 	if (request->opcode == OP_IOCTL && ioctl_command(request) == KVFS_IOC_TICKET)
 		return -ESTALE;
 	if (has_handle(request->opcode) && request->length >= sizeof(*request) + sizeof(uint64_t)) {
@@ -383,7 +393,7 @@ static void resume_one(void *arg, uint64_t id, const struct kv_takeover_record *
 	}
 	resuming->lost++;
 	/* For good: a number that was not committed is given to other content. */
-	kv_takeover_set_version(resuming->daemon->takeover, id, UINT64_MAX);
+	kv_takeover_set_version(resuming->daemon->takeover, id, UINT64_MAX, 0);
 }
 
 int kv_resume_nodes(struct kv_daemon *daemon)

@@ -10,7 +10,7 @@
 
 #include "fs/base.h"
 
-#define MAGIC UINT64_C(0x6b76667374616b31) /* "kvfstak1" */
+#define MAGIC UINT64_C(0x6b76667374616b32) /* "kvfstak2" */
 #define RECORDS_SHIFT 22u
 #define RECORDS (UINT64_C(1) << RECORDS_SHIFT)
 #define BACKINGS (1u << 18)
@@ -22,6 +22,7 @@ struct record {
 	_Atomic uint64_t id;
 	_Atomic uint64_t version;
 	_Atomic uint64_t lookups;
+	_Atomic int64_t mtime_ns;
 	uint64_t ino;
 	uint32_t kind;
 	uint32_t padding;
@@ -213,6 +214,7 @@ uint64_t kv_takeover_add(struct kv_takeover *takeover, uint64_t ino, uint32_t ki
 		return UNRECORDED | serial << RECORDS_SHIFT;
 	record = &takeover->memory->records[slot];
 	atomic_store(&record->version, 0);
+	atomic_store(&record->mtime_ns, 0);
 	atomic_store(&record->lookups, 0);
 	record->ino = ino;
 	record->kind = kind;
@@ -220,12 +222,15 @@ uint64_t kv_takeover_add(struct kv_takeover *takeover, uint64_t ino, uint32_t ki
 	return serial << RECORDS_SHIFT | slot;
 }
 
-void kv_takeover_set_version(struct kv_takeover *takeover, uint64_t id, uint64_t version)
+void kv_takeover_set_version(
+	struct kv_takeover *takeover, uint64_t id, uint64_t version, int64_t mtime_ns)
 {
 	struct record *record = record_of(takeover, id);
 
-	if (record)
-		atomic_store(&record->version, version);
+	if (!record)
+		return;
+	atomic_store(&record->mtime_ns, mtime_ns);
+	atomic_store(&record->version, version);
 }
 
 void kv_takeover_set_lookups(struct kv_takeover *takeover, uint64_t id, uint64_t lookups)
@@ -271,6 +276,7 @@ void kv_takeover_each(struct kv_takeover *takeover,
 		const struct kv_takeover_record copy = {
 			.ino = record->ino,
 			.version = atomic_load(&record->version),
+			.mtime_ns = atomic_load(&record->mtime_ns),
 			.lookups = atomic_load(&record->lookups),
 			.kind = record->kind,
 		};

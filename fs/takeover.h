@@ -44,13 +44,15 @@ void kv_takeover_set_init(struct kv_takeover *takeover, const void *request, siz
 struct kv_takeover_record {
 	uint64_t ino;
 	uint64_t version; /* of a published node */
+	int64_t mtime_ns; /* of that */
 	uint64_t lookups;
 	uint32_t kind; /* enum kv_node_kind */
 };
 
 /* A new nodeid. Those beyond a few millions have no record: what they name is lost in a restart. */
 uint64_t kv_takeover_add(struct kv_takeover *takeover, uint64_t ino, uint32_t kind);
-void kv_takeover_set_version(struct kv_takeover *takeover, uint64_t id, uint64_t version);
+void kv_takeover_set_version(
+	struct kv_takeover *takeover, uint64_t id, uint64_t version, int64_t mtime_ns);
 void kv_takeover_set_lookups(struct kv_takeover *takeover, uint64_t id, uint64_t lookups);
 /* The kernel has forgotten LOOKUPS look-ups of an id that no node was made of any more. */
 void kv_takeover_forget(struct kv_takeover *takeover, uint64_t id, uint64_t lookups);

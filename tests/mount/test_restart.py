@@ -100,6 +100,67 @@ def test_open_files_without_a_name_go_on(make, end):
     eventually(lambda: os.statvfs(kv.mnt).f_bfree == free + 2 * 768, what="their space")
 
 
+@pytest.mark.parametrize("end", (kill, ask))
+def test_open_files_with_a_newer_version_go_on(make, end):
+    """What they show is the old version, of which DRAM has all."""
+    kv = make()
+    data = [blob(seed, 3 * MIB + 5) for seed in range(3)]
+    put_synced(kv.mnt / "f", data[0])
+    olds = []
+    for new in data[1:]:
+        kv.settle()
+        fd = os.open(kv.mnt / "f", os.O_RDONLY)
+        olds.append((fd, os.fstat(fd), mmap.mmap(fd, MIB, prot=mmap.PROT_READ)))
+        assert os.pread(fd, 100, 0) == get(kv.mnt / "f")[:100]
+        put_synced(kv.mnt / "f", new)
+    for turn in range(2):
+        end(kv)
+        for (fd, before, view), old in zip(olds, data):
+            assert os.pread(fd, 4 * MIB, 0) == old
+            assert view[:] == old[:MIB]
+            after = os.fstat(fd)
+            assert (after.st_ino, after.st_size, after.st_mtime_ns) == \
+                (before.st_ino, before.st_size, before.st_mtime_ns)
+            os.fsync(fd)
+            fails(errno.ESTALE, fcntl.ioctl, fd, command(6, 48), bytearray(48))
+            with open(kv.mnt / f"copy{turn}", "wb") as copy:
+                assert os.copy_file_range(fd, copy.fileno(), MIB, 7, 0) == MIB
+            assert get(kv.mnt / f"copy{turn}") == old[7:MIB + 7]
+        assert get(kv.mnt / "f") == data[2]
+    for fd, _, view in olds:
+        view.close()
+        os.close(fd)
+
+
+def test_old_versions_do_not_keep_writers_waiting(make):
+    """They go to the devices early, and are given up with the last descriptor."""
+    kv = make(dram="64M", size="512M")
+    olds = []
+    for i in range(3):
+        put_synced(kv.mnt / f"f{i}", blob(i, 14 * MIB))
+        kv.settle()
+        olds.append(os.open(kv.mnt / f"f{i}", os.O_RDONLY))
+        assert os.pread(olds[i], 9, 0) == blob(i, 14 * MIB)[:9]
+        put_synced(kv.mnt / f"f{i}", b"new")
+    kill(kv)
+    put_synced(kv.mnt / "large", blob(7, 100 * MIB))
+    assert get(kv.mnt / "large") == blob(7, 100 * MIB)
+    kept = [i for i in range(3) if kept_is(olds[i], blob(i, 14 * MIB))]
+    assert kept  # what was not in DRAM any more is lost
+    for fd in olds:
+        os.close(fd)
+    eventually(lambda: kv.status()["dram_dirty"] == 0, what="their end")
+
+
+def kept_is(fd, data):
+    try:
+        assert os.pread(fd, len(data), 0) == data
+        return True
+    except OSError as e:
+        assert e.errno == errno.EIO
+        return False
+
+
 def test_writers_get_eio_from_a_kill(make):
     kv = make()
     put_synced(kv.mnt / "old", b"old")

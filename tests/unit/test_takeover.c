@@ -54,7 +54,7 @@ static void test_takeover__records_are_handed_on(void **state)
 	uint64_t gone = kv_takeover_add(one, 12, 2);
 	kv_takeover_set_lookups(one, directory, 3);
 	kv_takeover_set_lookups(one, file, 5);
-	kv_takeover_set_version(one, file, 77);
+	kv_takeover_set_version(one, file, 77, -5);
 	kv_takeover_remove(one, gone);
 	kv_takeover_set_init(one, "init", 4);
 	kv_takeover_each(one, see, &seen);
@@ -76,6 +76,7 @@ static void test_takeover__records_are_handed_on(void **state)
 	assert_int_equal(seen.record[0].lookups, 3);
 	assert_int_equal(seen.id[1], file);
 	assert_int_equal(seen.record[1].version, 77);
+	assert_int_equal(seen.record[1].mtime_ns, -5);
 	assert_int_equal(seen.record[1].kind, 2);
 	kv_takeover_free(two);
 	(void)close(memory);
@@ -100,7 +101,7 @@ static void test_takeover__forget(void **state)
 	assert_int_equal(seen.record[0].lookups, 1);
 	kv_takeover_forget(two, file, 1);
 	kv_takeover_forget(two, file, 1);
-	kv_takeover_set_version(two, file, 9);
+	kv_takeover_set_version(two, file, 9, 0);
 	kv_takeover_remove(two, file);
 	seen.count = 0;
 	kv_takeover_each(two, see, &seen);
