@@ -327,13 +327,15 @@ class Kvfs:
         eventually(self._evicts_no_more, what="the end of eviction")
 
     def _evicts_no_more(self):
-        """As much is free as eviction makes: fs/evict_store.c, low_watermark. It may wait for leases."""
+        """
+        Nothing goes for a second when as much is free as eviction makes (fs/evict_store.c,
+        low_watermark), nor for longer than files are leased that were just written when it is not:
+        then all was leased, and it begins anew with the next write.
+        """
         before = self.status()
         total = before["store_total"]
         free = total - sum(before[f"store_{part}"] for part in ("used", "busy", "reserved"))
-        if free < max(total // 20, min(64 << 20, total // 8)):
-            return False
-        time.sleep(1)  # it may be on the way to twice that
+        time.sleep(1 if free >= max(total // 20, min(64 << 20, total // 8)) else 3)
         return self.counter("evicted_store") == before["counters"]["evicted_store"]
 
     def counter(self, name):
