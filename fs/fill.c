@@ -166,9 +166,15 @@ static int make_jobs(struct kv_version *version, const struct kv_fill_range *ran
 			version->object_size = kv_round_up(version->size, KV_CHUNK_SIZE);
 			r = kv_object_resize(version->object, version->object_size);
 		}
+		/* Nobody need have it open: until the jobs do, nothing else keeps the object. */
+		version->busy++;
 	}
 	for (uint32_t i = range->first; i - range->first < range->count && r == 0; i++)
 		r = claim(version, i, bytes, queue);
+	{
+		KV_LOCKED(&version->lock);
+		version->busy--;
+	}
 	/* What there was not enough for is asked for again. */
 	return r == -EAGAIN ? 0 : r;
 }

@@ -3,6 +3,7 @@
  * The two tiers when they are short: eviction from DRAM and from the store, streams, direct reads,
  * hold-back, ENOSPC.
  */
+#include "fs/core_internal.h"
 #include "tests/unit/unit_core.h"
 
 static uint64_t charged(struct unit *unit)
@@ -422,6 +423,61 @@ static void test_core_tiers__lend(void **state)
 	unit_done(&unit);
 }
 
+/* Drops a version from DRAM whenever it is idle, until it is told to stop. */
+struct dropper {
+	struct kv_version *version;
+	_Atomic bool stop;
+	_Atomic unsigned dropped;
+};
+
+static void *drop(void *arg)
+{
+	struct dropper *dropper = arg;
+
+	while (!atomic_load(&dropper->stop))
+		if (kv_version_drop_object(dropper->version) > 0)
+			atomic_fetch_add(&dropper->dropped, 1);
+	return NULL;
+}
+
+/* Nobody has it open, as what a writer goes on from: a fill keeps the object from its first moment
+ * on. */
+static void test_core_tiers__dropped_while_it_fills(void **state)
+{
+	struct unit unit;
+	pthread_t threads[3];
+	const size_t size = 16 * MIB;
+	uint8_t *memory = malloc(size);
+
+	(void)state;
+	assert_non_null(memory);
+	unit_init(&unit, (struct unit_sizes){.store = 64 * MIB, .dram = 256 * MIB});
+	/* Holes are looked at first. */
+	uint64_t ino = unit_create(&unit, "a");
+	struct kv_file *file = unit_file(&unit, ino);
+	struct kv_version *version = unit_new(file, NULL);
+	assert_int_equal(unit_write_pattern(version, KV_BLOCK_SIZE, size - KV_BLOCK_SIZE, 1), 0);
+	assert_int_equal(unit_publish(version), 0);
+	kv_version_unref(version);
+	kv_file_put(file);
+	unit_chill(&unit);
+	file = unit_file(&unit, ino);
+	struct dropper dropper = {.version = unit_current(file)};
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, drop, &dropper), 0);
+	for (unsigned i = 0; i < 300; i++)
+		assert_int_equal(kv_version_read(dropper.version, memory, size, 0), size);
+	unit_expect_pattern(dropper.version, KV_BLOCK_SIZE, size - KV_BLOCK_SIZE, 1);
+	atomic_store(&dropper.stop, true);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(pthread_join(threads[i], NULL), 0);
+	assert_true(dropper.dropped > 0);
+	free(memory);
+	kv_version_unref(dropper.version);
+	kv_file_put(file);
+	unit_done(&unit);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -437,6 +493,7 @@ int main(void)
 		cmocka_unit_test(test_core_tiers__used_files_are_kept),
 		cmocka_unit_test(test_core_tiers__writers_are_held_back),
 		cmocka_unit_test(test_core_tiers__lend),
+		cmocka_unit_test(test_core_tiers__dropped_while_it_fills),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
