@@ -143,6 +143,7 @@ static void test_index_suspect__without_a_crash(void **state)
 	unit->options.checked_bytes = 0;
 	image_write(unit, &image);
 	assert_int_equal(try_open(unit, error), -EUCLEAN);
+	free(image.data);
 	unit->options.checked_bytes = 1;
 	unit_open(unit);
 }
