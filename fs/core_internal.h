@@ -18,7 +18,7 @@
  *   change.c       truncate, allocate, punch
  *   promise.c      blocks that are allocated and not written
  *   clone.c        sharing extents
- *   fill.c         devices to DRAM: who wants what; fill_run.c: reading and checking
+ *   fill.c         devices to DRAM: who wants what; fill_run.c: reading; fill_piece.c: checking
  *   writeback.c    DRAM to devices: which chunks; writeback_run.c: writing
  *   commit.c       devices to index
  *   evict.c        DRAM eviction

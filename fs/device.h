@@ -205,11 +205,13 @@ int kv_ring_run(struct kv_ring *ring, struct kv_io *ios, unsigned count,
 /*
  * The same in steps, for callers that prepare transfers while earlier ones are under way. add
  * queues transfers, which must stay where they are until DONE; it waits when the queue is full.
- * submit starts what was added. end waits for all. DONE may be called in any of the three.
+ * submit starts what was added. wait starts it, too, and waits until one of those under way is
+ * complete; end waits for all. DONE may be called in any of the four.
  */
 void kv_ring_begin(struct kv_ring *ring, void (*done)(void *arg, struct kv_io *io), void *arg);
 void kv_ring_add(struct kv_ring *ring, struct kv_io *ios, unsigned count);
 void kv_ring_submit(struct kv_ring *ring);
+void kv_ring_wait(struct kv_ring *ring);
 int kv_ring_end(struct kv_ring *ring);
 
 /* Registered buffers, KV_RING_BUFFER_SIZE bytes each: NULL if all are taken or none could be

@@ -9,8 +9,9 @@
 /* While one waits for its device or compares sums, the others keep the device's queue filled. */
 #define FILL_THREADS_A_DEVICE 4u
 #define FILL_THREADS_MAX 8u
-#define FILL_BATCH_JOBS 64u
-#define FILL_SHARE_CHUNKS 2u
+/* A job has the chunks of a huge page, and a thread takes as many bytes at a time. */
+#define FILL_JOB_CHUNKS 2u
+#define FILL_BATCH_BLOCKS (FILL_JOB_CHUNKS * KV_CHUNK_BLOCKS)
 #define STAGING_SIZE ((size_t)2 << 20)
 
 /* Lock held. True if the chunk has to be brought in and nobody is at it. */
@@ -89,7 +90,7 @@ static int add_to_jobs(struct kv_version *version, uint32_t number, const struct
 	const struct kv_bits *bits = &wanted->bits;
 	struct kv_fill *job = TAILQ_LAST(queue, kv_fill_queue);
 
-	if (job && job->first + job->count == number && job->count < KV_RUN_CHUNKS &&
+	if (job && job->first + job->count == number && number % FILL_JOB_CHUNKS != 0 &&
 		kv_bits_count(&job->bits) == KV_CHUNK_BLOCKS && kv_bits_is_prefix(bits)) {
 		job->count++;
 		job->bits = *bits;
@@ -332,89 +333,143 @@ int kv_fill_stored(struct kv_version *version, uint32_t number)
 
 /* ---- Threads ---- */
 
-/* Jobs that need a slow device wait until it has answered what it was asked, or is given up: then
- * they fail at once. */
-static struct kv_fill *next_job(const struct kv_core *core, const struct kv_fill_queue *queue)
+/*
+ * Jobs that need a slow device wait until it has answered what it was asked, or is given up: then
+ * they fail at once. What a thread takes while it waits for CURRENT shares its fate, so it is for
+ * the same devices.
+ */
+static bool may_take(
+	const struct kv_core *core, const struct kv_fill *job, const struct kv_fill_batch *current)
 {
 	uint64_t avoided = kv_devices_slow(core->devices) & ~kv_devices_hung(core->devices);
-	struct kv_fill *job;
 
 	if (core->fill.stop)
-		return TAILQ_FIRST(queue);
+		return true;
+	if (current && (job->devices == 0 || job->devices & ~current->devices))
+		return false;
+	return (job->devices & avoided) == 0;
+}
+
+static struct kv_fill *next_job(const struct kv_core *core, const struct kv_fill_queue *queue,
+	const struct kv_fill_batch *current)
+{
+	struct kv_fill *job;
+
 	TAILQ_FOREACH (job, queue, entry)
-		if ((job->devices & avoided) == 0)
+		if (may_take(core, job, current))
 			break;
 	return job;
 }
 
-/* Takes a share of the waiting jobs, urgent ones first: few as long as other threads are idle. */
-static unsigned take_jobs(struct kv_core *core, struct kv_fill **ret_jobs)
+static unsigned blocks_of(const struct kv_fill *job)
 {
-	unsigned most = core->fill.idle > 0 ? FILL_SHARE_CHUNKS : KV_RUN_CHUNKS;
-	unsigned count = 0, chunks = 0;
-
-	while (count < FILL_BATCH_JOBS) {
-		struct kv_fill *job = next_job(core, &core->fill.urgent);
-		struct kv_fill_queue *queue = &core->fill.urgent;
-
-		if (!job && count == 0) {
-			job = next_job(core, &core->fill.ahead);
-			queue = &core->fill.ahead;
-		}
-		if (!job || (count > 0 && chunks + job->count > most))
-			break;
-		TAILQ_REMOVE(queue, job, entry);
-		ret_jobs[count++] = job;
-		chunks += job->count;
-	}
-	return count;
+	return job->memory ? KV_CHUNK_BLOCKS
+			   : (job->count - 1) * KV_CHUNK_BLOCKS + kv_bits_count(&job->bits);
 }
 
-/* Waits for work; no jobs: there will be none. */
-static void next_batch(struct kv_core *core, struct kv_fill_batch *ret_batch)
+/* Takes a share of the waiting jobs, urgent ones first: few as long as other threads are idle. */
+static void take_jobs(
+	struct kv_core *core, const struct kv_fill_batch *current, struct kv_fill_batch *ret_batch)
+{
+	unsigned most = core->fill.idle > 0 ? FILL_JOB_CHUNKS : KV_FILL_BATCH_JOBS;
+	unsigned blocks = 0;
+	bool known = true;
+
+	ret_batch->count = 0;
+	ret_batch->devices = 0;
+	while (ret_batch->count < most) {
+		struct kv_fill_queue *queue = &core->fill.urgent;
+		struct kv_fill *job = next_job(core, queue, current);
+
+		if (!job && ret_batch->count == 0) {
+			queue = &core->fill.ahead;
+			job = next_job(core, queue, current);
+		}
+		if (!job || (ret_batch->count > 0 && blocks + blocks_of(job) > FILL_BATCH_BLOCKS))
+			break;
+		TAILQ_REMOVE(queue, job, entry);
+		ret_batch->jobs[ret_batch->count++] = job;
+		ret_batch->devices |= job->devices;
+		known = known && job->devices != 0;
+		blocks += blocks_of(job);
+	}
+	if (!known)
+		ret_batch->devices = 0;
+}
+
+/*
+ * Waits for work; no jobs: there will be none. With CURRENT under way it does not wait, and leaves
+ * the work to those who have none.
+ */
+static void next_batch(
+	struct kv_core *core, const struct kv_fill_batch *current, struct kv_fill_batch *ret_batch)
 {
 	KV_LOCKED(&core->fill.lock);
 
-	while ((ret_batch->count = take_jobs(core, ret_batch->jobs)) == 0 && !core->fill.stop) {
+	ret_batch->count = 0;
+	ret_batch->staging = NULL;
+	if (current && core->fill.idle > 0)
+		return;
+	for (;;) {
+		take_jobs(core, current, ret_batch);
+		if (ret_batch->count > 0 || current || core->fill.stop)
+			break;
 		core->fill.idle++;
 		(void)pthread_cond_wait(&core->fill.cond, &core->fill.lock);
 		core->fill.idle--;
 	}
-	ret_batch->staging = NULL;
-	if (ret_batch->count == 1 && core->fill.idle + 1 >= core->fill.crew.size)
+	if (ret_batch->count == 1 && core->fill.idle + 1 >= core->fill.crew.size && !current)
 		ret_batch->staging = kv_steal_ptr(&core->fill.staging);
 }
 
-static void end_batch(struct kv_core *core, const struct kv_fill_batch *batch)
+static void end_batch(struct kv_core *core, struct kv_fill_batch *batch)
 {
 	KV_LOCKED(&core->fill.lock);
 
 	if (batch->staging)
-		core->fill.staging = batch->staging;
+		core->fill.staging = kv_steal_ptr(&batch->staging);
 }
 
+/*
+ * A thread prepares the next batch while the devices are at the current one, so that they get it
+ * the moment they have answered. They would wait meanwhile while sums are compared and pages
+ * cleared, which takes about as long as to read them.
+ */
 static void *fill_main(void *arg)
 {
 	struct kv_core *core = arg;
-	struct kv_fill *jobs[FILL_BATCH_JOBS];
-	struct kv_fill_batch batch = {.jobs = jobs};
+	struct kv_fill_batch batches[2], *current = &batches[0], *next = &batches[1];
+	struct kv_fill_run *run = NULL, *prepared;
 	unsigned me = kv_crew_join(&core->fill.crew);
 	struct kv_ring *ring = NULL;
-	int r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
+	int r = kv_fill_ring_new(core, &ring);
 
 	for (;;) {
-		next_batch(core, &batch);
-		if (batch.count == 0)
+		next_batch(core, run ? current : NULL, next);
+		if (next->count == 0 && !run)
 			break;
 		/* What it lacked when the thread began may be there now. */
 		if (r < 0)
-			r = kv_ring_new(core->devices, KV_RING_DEPTH, &ring);
-		kv_crew_begin(&core->fill.crew, me);
-		kv_fill_run(core, ring, r, batch);
-		kv_crew_end(&core->fill.crew, me);
-		end_batch(core, &batch);
+			r = kv_fill_ring_new(core, &ring);
+		if (!run)
+			kv_crew_begin(&core->fill.crew, me);
+		prepared = next->count > 0 ? kv_fill_prepare(core, ring, r, next, !run) : NULL;
+		if (run) {
+			kv_fill_finish(run, prepared);
+			end_batch(core, current);
+		}
+		run = prepared;
+		if (run) {
+			kv_crew_begin(&core->fill.crew, me);
+		} else {
+			kv_crew_end(&core->fill.crew, me);
+			end_batch(core, next);
+		}
+		struct kv_fill_batch *swap = current;
+		current = next;
+		next = swap;
 	}
-	kv_ring_free(ring);
+	(void)kv_fill_ring_free(ring);
 	return NULL;
 }
 
@@ -423,7 +478,7 @@ static void *new_staging(void)
 {
 	void *memory = aligned_alloc(STAGING_SIZE, STAGING_SIZE);
 
-	static_assert(STAGING_SIZE >= KV_CHUNK_SIZE, "room for a chunk");
+	static_assert(STAGING_SIZE >= FILL_JOB_CHUNKS * KV_CHUNK_SIZE, "room for a job");
 	if (!memory)
 		return NULL;
 	(void)madvise(memory, STAGING_SIZE, MADV_HUGEPAGE);

@@ -28,18 +28,36 @@ struct kv_fill {
 	int result;
 };
 
+#define KV_FILL_BATCH_JOBS 64u
+
 struct kv_fill_batch {
-	struct kv_fill **jobs;
+	struct kv_fill *jobs[KV_FILL_BATCH_JOBS];
 	unsigned count;
-	/* Room for a chunk, if no others are being filled: its first chunk is read there while its
+	uint64_t devices; /* of all jobs, as far as is known; 0: of one it is not */
+	/* Room for a job's chunks, if no others are being filled: they are read there while its
 	 * pages are made. */
 	void *staging;
 };
 
 /* Frees a job with MEMORY. */
 void kv_fill_free(struct kv_fill *job);
-/* Runs the jobs and ends them. RING_ERROR: there is no ring, all fail with it. */
-void kv_fill_run(
-	struct kv_core *core, struct kv_ring *ring, int ring_error, struct kv_fill_batch batch);
+/* A batch on its way, by one thread and its ring. */
+struct kv_fill_run;
+
+/* A ring for the two below. */
+int kv_fill_ring_new(struct kv_core *core, struct kv_ring **ret_ring);
+struct kv_ring *kv_fill_ring_free(struct kv_ring *ring);
+/*
+ * Finds memory and extents for the jobs of BATCH, which stays where it is. START: and asks the
+ * devices for them. NULL: they have failed, all of them, as they do with RING_ERROR.
+ */
+struct kv_fill_run *kv_fill_prepare(struct kv_core *core, struct kv_ring *ring, int ring_error,
+	struct kv_fill_batch *batch, bool start);
+/*
+ * Waits for what RUN has asked the devices for, checks it, and ends its jobs. NEXT, which may be
+ * NULL, is prepared but not started: it is as soon as the devices have answered, before anything
+ * else.
+ */
+void kv_fill_finish(struct kv_fill_run *run, struct kv_fill_run *next);
 
 #endif

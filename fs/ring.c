@@ -291,13 +291,18 @@ void kv_ring_submit(struct kv_ring *ring)
 	step(ring, false);
 }
 
-int kv_ring_end(struct kv_ring *ring)
+void kv_ring_wait(struct kv_ring *ring)
 {
 	assert(ring->running);
-	while (ring->free_count < ring->depth) {
-		(void)fill_queue(ring, NULL, 0);
-		step(ring, true);
-	}
+	(void)fill_queue(ring, NULL, 0);
+	step(ring, true);
+}
+
+int kv_ring_end(struct kv_ring *ring)
+{
+	while (ring->free_count < ring->depth)
+		kv_ring_wait(ring);
+	assert(ring->running);
 	ring->running = false;
 	return ring->error;
 }
