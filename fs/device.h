@@ -90,6 +90,13 @@ struct kv_io_ops {
 		struct kv_io_completion *ret_completions, unsigned capacity);
 	/* Memory of registered buffer INDEX, or NULL if the queue has fewer. */
 	void *(*buffer)(void *context, struct kv_io_queue *queue, unsigned index);
+	/*
+	 * Registers COUNT buffers of SIZE bytes each, at MEMORY, in place of the queue's own;
+	 * nothing is in flight, and they outlive it. On an error the queue has no buffers. NULL: it
+	 * cannot.
+	 */
+	int (*lend)(void *context, struct kv_io_queue *queue, void *memory, size_t size,
+		unsigned count);
 	int64_t (*clock_ns)(void *context); /* CLOCK_REALTIME */
 	void (*random)(void *context, void *memory, size_t length);
 };

@@ -270,9 +270,35 @@ static int reap(void *context, struct kv_io_queue *queue, bool wait,
 static void *buffer(void *context, struct kv_io_queue *queue, unsigned index)
 {
 	(void)context;
-	if (index >= queue->buffer_count)
+	/* Those that were lent are the lender's to find. */
+	if (index >= queue->buffer_count || !queue->buffers)
 		return NULL;
 	return (char *)queue->buffers + (size_t)index * KV_RING_BUFFER_SIZE;
+}
+
+static int lend(void *context, struct kv_io_queue *queue, void *memory, size_t size, unsigned count)
+{
+	struct iovec *vectors;
+	int r;
+
+	(void)context;
+	assert(queue->in_flight == 0 && count > 0);
+	if (!queue->uring)
+		return -EOPNOTSUPP;
+	vectors = calloc(count, sizeof(*vectors));
+	if (!vectors)
+		return -ENOMEM;
+	if (queue->buffers) {
+		(void)io_uring_unregister_buffers(&queue->ring);
+		(void)munmap(queue->buffers, (size_t)BUFFERS_MAX * KV_RING_BUFFER_SIZE);
+	}
+	queue->buffers = NULL;
+	for (unsigned i = 0; i < count; i++)
+		vectors[i] = (struct iovec){(char *)memory + i * size, size};
+	r = io_uring_register_buffers(&queue->ring, vectors, count);
+	queue->buffer_count = r < 0 ? 0 : count;
+	free(vectors);
+	return r;
 }
 
 static int64_t clock_ns(void *context)
@@ -315,6 +341,7 @@ const struct kv_io_ops *kv_io_real(void)
 		.submit = submit,
 		.reap = reap,
 		.buffer = buffer,
+		.lend = lend,
 		.clock_ns = clock_ns,
 		.random = fill_random,
 	};

@@ -4,7 +4,8 @@
  *
  * An entry is one version of one file, or a stretch of one, for one user (the trust domain: whoever
  * holds a segment's descriptor may write to it on a GPU, so users never share one). Who wants part
- *of what is there gets it from there; stretches that only overlap are entries of their own.
+ * of what is there gets it from there; stretches that only overlap are entries of their own, which
+ * share the segments that they have in common (block.h): each is loaded once, and counts once.
  *
  *	            admit                 staged
  *	  (absent) -------> STAGING --------------> RESIDENT <--> mapped (n)
@@ -35,17 +36,17 @@
 
 #include "fs/tree.h"
 #include "gpu/backend.h"
+#include "gpu/block.h"
+#include "gpu/ghost.h"
 
 #define KVG_REVOKE_MS 2000
-/* Hints: the second one within this time stages. */
-#define KVG_GHOST_MS 60000
-#define KVG_GHOSTS_MAX 4096u
 #define KVG_REFILL_MS 1000
 #define KVG_RETRY_FIRST_MS 100
 #define KVG_RETRY_LAST_MS 10000
 
 struct kvg_hbm;
 struct kvg_map;
+struct kvg_user;
 
 /* A stretch of a version of a file, for a user. */
 struct kvg_key {
@@ -63,32 +64,46 @@ enum kvg_state {
 };
 
 struct kvg_part {
-	struct kvg_segment *segment; /* NULL once it was given up */
-	struct kvg_mapping *mapping; /* for writing, until it is staged */
-	uint64_t size;               /* bytes */
+	struct kvg_block *block;
+	bool own; /* this entry stages it; else it is there already, or another entry does */
+};
+
+/* Which list of those that may have to go an entry is in. */
+enum kvg_list {
+	KVG_LIST_NONE,   /* of none: being staged, or kept by who has it mapped */
+	KVG_LIST_IDLE,   /* nobody has it mapped */
+	KVG_LIST_LOOSE,  /* all who have it mapped would give it back */
+	KVG_LIST_FAILED, /* what is left of a failure */
+	_KVG_LIST_MAX,
 };
 
 struct kvg_entry {
 	RB_ENTRY(kvg_entry) by_key;
-	TAILQ_ENTRY(kvg_entry) lru; /* least recently used first; of all that are in the tree */
+	TAILQ_ENTRY(kvg_entry) by_use; /* in LIST, least recently used first; so the next */
+	TAILQ_ENTRY(kvg_entry) by_use_of_user;
 	LIST_ENTRY(kvg_entry) stale_entry;
+	LIST_ENTRY(kvg_entry) revoked_entry;
 	struct kvg_hbm *hbm;
+	struct kvg_user *user;
+	enum kvg_list list;
 	struct kvg_key key;
 	enum kvg_state state;
 	bool stale;
 	bool orphan;
-	bool exported;
 	int error;           /* FAILED */
 	unsigned failures;   /* in a row */
 	int64_t retry_ms;    /* FAILED: not before */
-	int64_t deadline_ms; /* of a revocation; 0: none */
-	uint64_t size;       /* of the stretch, bytes */
-	uint64_t bytes;      /* of its segments: what counts against the budget */
+	int64_t deadline_ms; /* of a revocation under way; 0: none */
+	int64_t expires_ms;  /* given up then if nobody has mapped it; 0: never */
+	LIST_ENTRY(kvg_entry) expiring_entry;
+	uint64_t size;  /* of the stretch, bytes */
+	uint64_t bytes; /* of its segments, also of those that others have too */
 	unsigned count;
 	struct kvg_part *parts;
 	LIST_HEAD(, kvg_map) maps;
 	unsigned map_count;
-	void *owner; /* the server's: its staging, its watermark */
+	unsigned fixed; /* of them, those that cannot be asked back */
+	void *owner;    /* the server's: its staging, its watermark */
 };
 
 /* A process that has mappings. Its memory is the caller's. */
@@ -107,7 +122,7 @@ struct kvg_map {
 
 struct kvg_hbm_options {
 	struct kvg_backend *backend; /* outlives it */
-	uint64_t budget;             /* bytes */
+	uint64_t budget;             /* bytes; as many entries as it has granules can be there */
 	uint64_t share;              /* bytes of it that one user's entries may take */
 	uint64_t segment;            /* bytes: size of all but the last one of a file */
 	uint64_t granularity;
@@ -116,6 +131,8 @@ struct kvg_hbm_options {
 	void *arg;
 	/* Asks for MAP back by DEADLINE_MS. */
 	void (*revoke)(void *arg, struct kvg_map *map, int64_t deadline_ms);
+	/* ENTRY is being staged, and nobody has wanted it in time: it may be made to end. */
+	void (*expired)(void *arg, struct kvg_entry *entry);
 	/* ENTRY, whose content nobody may use for new maps, is about to be freed. */
 	void (*gone)(void *arg, struct kvg_entry *entry);
 };
@@ -146,31 +163,48 @@ uint64_t kvg_hbm_missing(const struct kvg_hbm *hbm);
  */
 struct kvg_entry *kvg_hbm_find(struct kvg_hbm *hbm, const struct kvg_key *key);
 
+/* Whether all of KEY's stretch is there, or on its way, in whatever entries. */
+bool kvg_hbm_has(struct kvg_hbm *hbm, const struct kvg_key *key);
+
 /*
  * Whether a hint of KEY is worth staging: the second one within KVG_GHOST_MS. (A map is always.)
  */
 bool kvg_hbm_hint(struct kvg_hbm *hbm, const struct kvg_key *key, int64_t now_ms);
 
 /*
- * A STAGING entry with segments for SIZE bytes, those of KEY's stretch, mapped for writing; a
- * FAILED one of KEY is replaced. What was not used for longest, and nobody has mapped, is evicted
- * for it. -ERANGE: smaller than a granule, which is not worth a segment; -E2BIG: more than the
- * budget, or the user's share; -ENOSPC: nothing can be evicted now; -ENOBUFS: nothing of this
- * user's; the error of the last attempt before its time.
+ * A STAGING entry with segments for SIZE bytes, those of KEY's stretch: those that no other entry
+ * has are its own, and mapped for writing. KEY's stretch begins with a whole segment. A FAILED
+ * entry of KEY is replaced. What was not used for longest, and nobody has mapped, is evicted for
+ * it. -ERANGE: smaller than a granule, which is not worth a segment; -E2BIG: more than the budget,
+ * or the user's share; -ENOSPC: nothing can be evicted now; -ENOBUFS: nothing of this user's; the
+ * error of the last attempt before its time.
  */
 int kvg_hbm_admit(struct kvg_hbm *hbm, const struct kvg_key *key, uint64_t size, int64_t now_ms,
 	struct kvg_entry **ret_entry);
-/* It is all there. The memory is not written to any more. */
+/*
+ * ENTRY's own segments are there, and not written to any more. 0: so are the others:
+ * kvg_hbm_staged; -EAGAIN: another entry still stages some: ask again when that has ended; -EIO: it
+ * has failed.
+ */
+int kvg_hbm_filled(struct kvg_entry *entry);
+/* It is all there. */
 void kvg_hbm_staged(struct kvg_entry *entry);
 /* ENTRY may be gone afterwards, if it is stale and nobody has it mapped. */
 void kvg_hbm_failed(struct kvg_entry *entry, int error, int64_t now_ms);
 
-/* Descriptors are exported by kvg_hbm_export only. -EDQUOT: HOLDER has orphans. */
+/*
+ * Somebody wants ENTRY, which nobody has mapped yet, until then only; 0: for good. What is wanted
+ * for longer stays so.
+ */
+void kvg_hbm_expire(struct kvg_entry *entry, int64_t expires_ms);
+
+/* From now on ENTRY does not expire. Descriptors are exported by kvg_hbm_export only. -EDQUOT:
+ * HOLDER has orphans. */
 int kvg_hbm_map(struct kvg_entry *entry, struct kvg_holder *holder, bool revocable,
 	struct kvg_map **ret_map);
 /* ENTRY may be gone afterwards. */
 void kvg_hbm_unmap(struct kvg_map *map);
-/* A descriptor of segment NUMBER. */
+/* A descriptor of segment NUMBER. -ESTALE: it was not given back in time, and given up. */
 int kvg_hbm_export(struct kvg_entry *entry, unsigned number, int *ret_fd);
 
 /* ENTRY is found no more; it goes at once if nobody uses it, else with its last use. */
@@ -182,8 +216,9 @@ void kvg_hbm_of_ino(struct kvg_hbm *hbm, uint64_t ino,
 void kvg_hbm_all(struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_entry *entry), void *arg);
 
 /*
- * Revocations whose time is over leave orphans, and what is missing of the budget is asked for
- * again now and then. Returns the time of the next revocation, 0: there is none.
+ * Revocations whose time is over leave orphans, what was wanted for a time only goes, and what is
+ * missing of the budget is asked for again now and then. Returns the time of the next revocation,
+ * 0: there is none.
  */
 int64_t kvg_hbm_tick(struct kvg_hbm *hbm, int64_t now_ms);
 

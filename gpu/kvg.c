@@ -118,7 +118,7 @@ int kvg_next(struct kvg_ctx *ctx, int ms)
 	if (r == -EAGAIN)
 		return 0;
 	/* One answer is of no use then; the next one may be. */
-	if (r == -EMFILE && ctx->message.flags & KVG_FLAG_REPLY)
+	if ((r == -EMFILE || r == -EPROTONOSUPPORT) && ctx->message.flags & KVG_FLAG_REPLY)
 		ctx->message.status = r;
 	else if (r < 0)
 		return kvg_lost(ctx);
@@ -220,12 +220,13 @@ int kvg_file_request(struct kvg_ctx *ctx, uint16_t type, int fd, struct kvg_tick
 
 /* ---- Small requests ---- */
 
-int kvg_prefetch(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, int prio)
+int kvg_prefetch(struct kvg_ctx *ctx, int fd, uint64_t off, uint64_t len, int prio, unsigned ttl_ms)
 {
 	struct kvg_ticket ticket;
 	int r = kvg_file_request(ctx, KVG_PREFETCH, fd, &ticket);
 
 	ctx->message.priority = prio;
+	ctx->message.ttl_ms = ttl_ms;
 	ctx->message.offset = off;
 	ctx->message.length = len;
 	if (r == 0)
@@ -330,6 +331,11 @@ static int explain_hello(struct kvg_ctx *ctx, int r, const char *path)
 			"kvgpud at %.120s has as many connections as it allows, of this user or of "
 			"all: close some (see --share)",
 			path);
+	if (r == -EPROTONOSUPPORT)
+		return kvg_fail(ctx, r,
+			"kvgpud at %.120s speaks version %u of the protocol, this libkvg %u: "
+			"install both from one release",
+			path, ctx->message.version, KVG_WIRE_VERSION);
 	if (r == -EPIPE || r == -EPROTO)
 		return kvg_fail(ctx, -EPROTONOSUPPORT,
 			"kvgpud at %.120s has ended the connection: it has too many, or is of "
@@ -354,7 +360,8 @@ static int connect_helper(struct kvg_ctx *ctx, const char *path)
 			path);
 	}
 	ctx->had_helper = true;
-	(void)kvg_request(ctx, KVG_HELLO);
+	kvg_request(ctx, KVG_HELLO)->flags =
+		ctx->opts.flags & KVG_OPEN_LATENCY ? KVG_FLAG_LATENCY : 0;
 	r = kvg_call(ctx);
 	if (r == 0)
 		r = kvg_hello_get(&ctx->message, &ctx->hello);
@@ -369,8 +376,11 @@ static int connect_helper(struct kvg_ctx *ctx, const char *path)
 static int ctx_open(struct kvg_ctx *ctx, const char *socket_path)
 {
 	char path[256];
-	int r = ctx->opts.flags & KVG_OPEN_CONTROL ? 0 : open_backend(ctx);
+	int r;
 
+	if (ctx->opts.flags & ~(KVG_OPEN_CONTROL | KVG_OPEN_NOHELPER | KVG_OPEN_LATENCY))
+		return kvg_fail(ctx, -EINVAL, "flags that this libkvg does not know");
+	r = ctx->opts.flags & KVG_OPEN_CONTROL ? 0 : open_backend(ctx);
 	if (r < 0 || ctx->opts.flags & KVG_OPEN_NOHELPER)
 		return r;
 	r = find_socket(ctx, socket_path, path, sizeof(path));

@@ -20,7 +20,7 @@ import threading
 
 MAP_EARLY, MAP_NOSTAGE, MAP_REVOCABLE = 1, 2, 4
 REVOKE, INVALID = 1, 2
-_CONTROL, _NO_HELPER = 1, 2
+_CONTROL, _NO_HELPER, _LATENCY = 1, 2, 4
 
 _EVENT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
 
@@ -63,7 +63,7 @@ def _load():
             ("pull", pointer, ctypes.c_int, pointer, ctypes.c_size_t, pointer, pointer),
             ("push", pointer, ctypes.c_int, pointer, ctypes.c_size_t, pointer, pointer),
             ("op_poll", pointer, ctypes.c_int), ("op_free", pointer), ("close", pointer),
-            ("prefetch", pointer, ctypes.c_int, number, number, ctypes.c_int),
+            ("prefetch", pointer, ctypes.c_int, number, number, ctypes.c_int, ctypes.c_uint),
             ("evict", pointer, ctypes.c_int, pointer), ("helper", pointer, pointer),
             ("stats", pointer, ctypes.c_int, pointer, ctypes.c_size_t, pointer),
             ("error", pointer), ("last_cuda", pointer)):
@@ -95,7 +95,7 @@ class Context:
     """
 
     def __init__(self, socket=None, device=None, backend=None, control=False, helper=True,
-                 on_event=None):
+                 on_event=None, latency=False):
         self._handle = ctypes.c_void_p()
         self._buffers = {}
         # libkvg takes one call at a time. Tensors end in any thread, and amid a call of their own
@@ -105,6 +105,7 @@ class Context:
         self._on_event = on_event
         self._hook = _EVENT(self._event)
         flags = (_CONTROL if control else 0) | (0 if helper else _NO_HELPER)
+        flags |= _LATENCY if latency else 0
         opts = _Opts(ctypes.sizeof(_Opts), flags, device and os.fsencode(str(device)),
                      backend and backend.encode(), self._hook, None)
         self._check(_lib.kvg_open(ctypes.byref(self._handle), socket and os.fsencode(socket),
@@ -187,9 +188,13 @@ class Context:
             return None
         return op
 
-    def prefetch(self, file, off=0, length=0, prio=0):
-        """Asks for it to be brought in. PRIO < 0: when there is nothing else to do; > 0: at once."""
-        self._call(_lib.kvg_prefetch, self._handle, _descriptor(file), off, length, prio)
+    def prefetch(self, file, off=0, length=0, prio=0, ttl=0):
+        """Asks for it to be brought in. PRIO < 0: when there is nothing else to do; > 0: at once.
+
+        What nobody has mapped within TTL seconds is given up; 0: it stays until room is short.
+        """
+        self._call(_lib.kvg_prefetch, self._handle, _descriptor(file), off, length, prio,
+                   round(ttl * 1000))
 
     def evict(self, file):
         """Bytes that were freed."""

@@ -94,13 +94,17 @@ static int ring_new(struct kvg_ctx *ctx)
 	return 0;
 }
 
-static int wait_event(struct kvg_backend *backend, struct kvg_event *event)
+/* EVENT, of STREAM. An error comes when nothing of it is under way any more, either. */
+static int wait_event(
+	struct kvg_backend *backend, struct kvg_event *event, kvg_stream_handle stream)
 {
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	int r;
 
 	while ((r = backend->ops->event_query(backend, event)) == -EAGAIN)
 		(void)nanosleep(&pause, NULL);
+	if (r < 0)
+		(void)backend->ops->stream_sync(backend, stream);
 	return r;
 }
 
@@ -134,7 +138,7 @@ static void retire_oldest(struct worker *worker)
 {
 	struct kvg_ctx *ctx = worker->op->ctx;
 	struct kvg_ring_slot *slot = worker->pending[0];
-	int r = wait_event(ctx->backend, slot->event);
+	int r = wait_event(ctx->backend, slot->event, worker->op->stream);
 
 	if (r < 0)
 		fail_op(worker->op, r);
@@ -229,7 +233,7 @@ static int do_push(struct worker *worker, const struct piece *piece)
 	struct kvg_ctx *ctx = worker->op->ctx;
 	struct kvg_ring_slot *slot = slot_get(worker);
 	int r = start_copy(worker, piece, slot);
-	int ended = wait_event(ctx->backend, slot->event);
+	int ended = wait_event(ctx->backend, slot->event, worker->stream);
 
 	r = r < 0 ? r : ended;
 	if (r == 0)
@@ -267,7 +271,7 @@ static int worker_start(struct worker *worker)
 	if (!op->push)
 		return 0;
 	int r = backend->ops->stream_new(backend, &worker->stream);
-	return r < 0 ? r : wait_event(backend, op->begin);
+	return r < 0 ? r : wait_event(backend, op->begin, op->stream);
 }
 
 static void *worker_main(void *arg)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What server.c (life, clients), server_map.c (requests), server_send.c (replies, notes) and
- * server_stage.c (staging) share. All of it on one thread.
+ * What server.c (the loop), server_start.c (how it begins), server_client.c (connections),
+ * server_map.c (requests), server_send.c (replies, notes) and server_stage.c (staging) share. All
+ * of it on one thread.
  *
  * Every request for a file goes to the daemon first, with its ticket: the answer says which file
  * that is, and whose; only then is anything looked up.
@@ -19,6 +20,7 @@
 #include "gpu/stage.h"
 #include "gpu/wire.h"
 
+#define KVG_TICK_MS 500
 #define KVG_CLIENTS_MAX 1024u
 /* So many more than a limit allows are told that, before others are just ended. */
 #define KVG_CLIENTS_REFUSED 8u
@@ -56,6 +58,7 @@ struct kvg_client {
 	bool owes;       /* replies or notes: its socket is watched for room */
 	bool ended;      /* by us: the loop lets it go */
 	bool refused;    /* one too many: so is all that it asks for */
+	bool latency;    /* wants short copies */
 	uint32_t events; /* that epoll knows */
 	int fd;          /* -1: it has gone, but its process lives on with what it has mapped */
 	int pidfd;       /* -1: its end cannot be watched */
@@ -78,11 +81,14 @@ struct kvg_pending {
 	uint64_t offset;
 	uint64_t length;
 	unsigned priority; /* enum kvg_priority */
+	uint32_t ttl_ms;   /* PREFETCH; 0: for good */
 	int file_fd;       /* -1: none */
 };
 
 /* What belongs to an entry beside its memory: its owner. */
 struct kvg_placement {
+	LIST_ENTRY(kvg_placement) waiting_entry;
+	bool waiting; /* what other entries stage is still missing */
 	struct kvg_server *server;
 	struct kvg_entry *entry;
 	uint64_t file_size;  /* bytes, of which the entry may be a stretch */
@@ -91,6 +97,7 @@ struct kvg_placement {
 	struct kvg_watermark *mark;
 	/* While it is being staged: */
 	bool submitted;
+	bool cancelled;
 	unsigned priority; /* enum kvg_priority */
 	uint64_t hold;     /* 0: none */
 	int object_fd;
@@ -116,7 +123,8 @@ struct kvg_server {
 	int listen_fd;
 	int epoll_fd;
 	int signal_fd;
-	int source_fd;       /* the one that epoll knows */
+	int source_fd; /* the one that epoll knows; -1 */
+	uint32_t source_events;
 	int64_t lost_ms;     /* since when there is no daemon; 0 */
 	int64_t listen_ms;   /* no descriptors for more clients: when to listen again; 0 */
 	int64_t full_ms;     /* when that was said last; 0 */
@@ -125,8 +133,10 @@ struct kvg_server {
 	bool stop;
 	int status;
 	unsigned client_count;
+	unsigned latency_count; /* of them, those that want short copies */
 	LIST_HEAD(, kvg_client) clients;
 	LIST_HEAD(, kvg_pending) pendings;
+	LIST_HEAD(, kvg_placement) waiting; /* for what other entries stage */
 	unsigned stagings;
 	struct kvg_wire_stat stat; /* the counters among them */
 	char reasons[512];
@@ -138,6 +148,26 @@ static inline uint64_t kvg_server_share(const struct kvg_server *server)
 	return server->options.budget -
 	       server->options.budget / 100 * (100 - server->options.share);
 }
+
+/* ---- server.c ---- */
+
+/* The loop is woken, with WHAT, when FD can be read. */
+int kvg_watch(const struct kvg_server *server, int fd, void *what);
+/* What is done with what the daemon tells. */
+struct kvg_source_hooks kvg_server_hooks(struct kvg_server *server);
+/* The connection to the daemon may be another one than before, or have more to send. */
+void kvg_follow_source(struct kvg_server *server);
+
+/* ---- server_client.c ---- */
+
+void kvg_client_accept(struct kvg_server *server);
+/* After a time without descriptors for more clients. */
+void kvg_listen_again(struct kvg_server *server, int64_t now_ms);
+/* A few of its messages; CLIENT may be gone afterwards. */
+void kvg_client_serve(struct kvg_client *client);
+void kvg_client_free(struct kvg_client *client);
+/* CLIENT wants short copies, or not any more. */
+void kvg_client_latency(struct kvg_client *client, bool wanted);
 
 /* ---- server_send.c ---- */
 
@@ -186,6 +216,8 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 void kvg_stage_raise(struct kvg_entry *entry, unsigned priority);
 /* Takes jobs that have ended. */
 void kvg_stage_reap(struct kvg_server *server);
+/* Nobody wants ENTRY, which is being staged, any more: that ends soon. */
+void kvg_stage_cancel(void *server, struct kvg_entry *entry);
 /* ENTRY is about to be freed. */
 void kvg_stage_gone(void *server, struct kvg_entry *entry);
 /* The device is lost, and the stager freed: all who wait are told that nothing comes. */

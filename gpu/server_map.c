@@ -51,6 +51,12 @@ static int give_lease(
 	return 0;
 }
 
+/* Until when PENDING wants its stretch, if nobody maps it; 0: for good. */
+static int64_t expiry_of(const struct kvg_pending *pending)
+{
+	return pending->ttl_ms > 0 ? kv_monotonic_ms() + pending->ttl_ms : 0;
+}
+
 /* The entry that is asked for, there or begun. Takes the answer's hold over. */
 static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 	const struct kvg_answer *answer, struct kvg_entry **ret_entry)
@@ -62,11 +68,14 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 	if (entry && entry->state != KVG_FAILED) {
 		server->stat.hits += pending->type == KVG_MAP;
 		kvg_stage_raise(entry, pending->priority);
+		/* What is there for good, or was mapped, is not there for a time only. */
+		if (pending->client && entry->expires_ms > 0)
+			kvg_hbm_expire(entry, expiry_of(pending));
 		kvg_decline(server, answer->reply);
 		*ret_entry = entry;
 		return 0;
 	}
-	if (pending->flags & KVG_FLAG_NOSTAGE)
+	if (pending->flags & KVG_FLAG_NOSTAGE && !kvg_hbm_has(server->hbm, key))
 		r = -ENODATA;
 	if (r == 0)
 		r = kvg_hbm_admit(
@@ -76,6 +85,8 @@ static int get_entry(struct kvg_pending *pending, const struct kvg_key *key,
 		return r;
 	}
 	server->stat.misses += pending->type == KVG_MAP;
+	if (pending->ttl_ms > 0)
+		kvg_hbm_expire(entry, expiry_of(pending));
 	r = kvg_stage_begin(
 		server, entry, answer, kv_steal_fd(&pending->file_fd), pending->priority);
 	if (r == 0)
@@ -161,7 +172,6 @@ static void evict_entry(void *arg, struct kvg_entry *entry)
 		match->busy = true;
 		return;
 	}
-	match->bytes += entry->bytes;
 	match->server->stat.evicted += entry->bytes > 0;
 	kvg_hbm_stale(entry);
 }
@@ -231,6 +241,7 @@ static void each_located(struct kvg_pending *pending, const struct kvg_key *key,
 		.all = client->uid == 0 || client->uid == geteuid(),
 		.version = key->version,
 	};
+	struct kvg_hbm_usage before, after;
 	struct kvg_message *reply;
 
 	if (pending->type == KVG_STAT) {
@@ -238,9 +249,11 @@ static void each_located(struct kvg_pending *pending, const struct kvg_key *key,
 		send_stat(pending, match.bytes, size);
 		return;
 	}
+	kvg_hbm_usage(server->hbm, &before);
 	kvg_hbm_of_ino(server->hbm, key->ino, evict_entry, &match);
+	kvg_hbm_usage(server->hbm, &after);
 	reply = kvg_reply_to(KVG_EVICT, pending->id, match.busy ? -EBUSY : 0);
-	reply->length = match.bytes;
+	reply->length = before.used - after.used;
 	kvg_client_send(client, reply);
 }
 
@@ -400,6 +413,7 @@ static int begin_request(
 		.offset = message->offset,
 		.length = message->length,
 		.priority = priority_of(message),
+		.ttl_ms = message->ttl_ms,
 		.file_fd = kv_steal_fd(&message->fds[0]),
 	};
 	if (pending->offset + pending->length < pending->offset)
@@ -408,15 +422,17 @@ static int begin_request(
 	return locate(pending, &request);
 }
 
-static void serve_hello(struct kvg_server *server, struct kvg_client *client, uint64_t id)
+static void serve_hello(
+	struct kvg_server *server, struct kvg_client *client, const struct kvg_message *request)
 {
-	struct kvg_message *reply = kvg_reply_to(KVG_HELLO, id, 0);
+	struct kvg_message *reply = kvg_reply_to(KVG_HELLO, request->id, 0);
 	struct kvg_hello hello = {
 		.granularity = server->info.granularity,
 		.segment = server->options.segment,
 		.budget = server->options.budget,
 	};
 
+	kvg_client_latency(client, request->flags & KVG_FLAG_LATENCY);
 	memcpy(hello.uuid, server->info.uuid, sizeof(hello.uuid));
 	memcpy(hello.name, server->info.name, sizeof(hello.name));
 	memcpy(hello.mode, server->info.mode, sizeof(hello.mode));
@@ -461,7 +477,7 @@ int kvg_serve(struct kvg_server *server, struct kvg_client *client, struct kvg_m
 	} else if (client->refused) {
 		kvg_refuse(server, client, message, -EUSERS);
 	} else if (message->type == KVG_HELLO) {
-		serve_hello(server, client, message->id);
+		serve_hello(server, client, message);
 	} else if (message->type == KVG_UNMAP) {
 		r = serve_unmap(client, message->map);
 	} else if (message->type == KVG_STAT && message->payload_size == 0) {

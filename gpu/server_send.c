@@ -163,7 +163,7 @@ static int pack_segments(struct kvg_entry *entry, unsigned first, unsigned end,
 		if (r < 0)
 			return r;
 		message->fd_count++;
-		sizes[count] = entry->parts[first + count].size;
+		sizes[count] = entry->parts[first + count].block->size;
 		count++;
 	}
 	kvg_sizes_put(sizes, count, message);
@@ -195,7 +195,7 @@ static struct kvg_message *pack_map(const struct kvg_reply *reply, unsigned *ret
 		return message;
 	}
 	message->map = lease->id;
-	message->offset = entry->key.first + reply->first * entry->parts[0].size;
+	message->offset = entry->key.first + reply->first * entry->parts[0].block->size;
 	message->length = placement->file_size;
 	message->flags |= *ret_next < reply->end ? KVG_FLAG_MORE : 0;
 	/* Who is owed READY is told by that, which may be bad news. */
@@ -236,7 +236,7 @@ void kvg_client_send_map(struct kvg_lease *lease, uint64_t id, uint64_t offset, 
 {
 	struct kvg_client *client = lease->client;
 	const struct kvg_entry *entry = lease->map->entry;
-	uint64_t segment = entry->parts[0].size;
+	uint64_t segment = entry->parts[0].block->size;
 	unsigned first = (unsigned)((offset - entry->key.first) / segment);
 	struct kvg_reply reply = {
 		.id = id,

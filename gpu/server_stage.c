@@ -79,6 +79,8 @@ void kvg_stage_gone(void *arg, struct kvg_entry *entry)
 	(void)arg;
 	if (!placement)
 		return;
+	if (placement->waiting)
+		LIST_REMOVE(placement, waiting_entry);
 	staging_done(placement);
 	if (is_known(placement))
 		unwatch(placement->server, entry->key.ino);
@@ -90,21 +92,27 @@ void kvg_stage_gone(void *arg, struct kvg_entry *entry)
 	entry->owner = NULL;
 }
 
-/* The end of a staging, good or bad, told to all. ENTRY may be gone afterwards. */
-static void finish(struct kvg_placement *placement, int result)
+/* The end of a staging, good or bad, told to all. The entry may be gone afterwards. */
+static void end(struct kvg_placement *placement, int result)
 {
 	struct kvg_server *server = placement->server;
 	struct kvg_entry *entry = placement->entry;
 
+	if (placement->waiting)
+		LIST_REMOVE(placement, waiting_entry);
+	placement->waiting = false;
 	staging_done(placement);
 	server->stagings--;
 	kvg_watermark_set(placement->mark,
 		result == 0 ? entry->key.end : atomic_load(&placement->mark->staged), result);
 	if (result == 0) {
 		server->stat.staged++;
-		server->stat.staged_bytes += entry->size;
 		kvg_tell_ready(entry, 0);
 		kvg_hbm_staged(entry);
+		return;
+	}
+	if (result == -ECANCELED) {
+		kvg_hbm_failed(entry, result, kv_monotonic_ms());
 		return;
 	}
 	server->stat.failed++;
@@ -112,6 +120,41 @@ static void finish(struct kvg_placement *placement, int result)
 		entry->key.ino, entry->key.version, strerror(-result));
 	kvg_tell_ready(entry, result);
 	kvg_hbm_failed(entry, result, kv_monotonic_ms());
+}
+
+/* A staging has ended: others may have waited for some of it. */
+static void end_waiting(struct kvg_server *server)
+{
+	struct kvg_placement *placement = LIST_FIRST(&server->waiting);
+
+	while (placement) {
+		int r = kvg_hbm_filled(placement->entry);
+
+		if (r == -EAGAIN) {
+			placement = LIST_NEXT(placement, waiting_entry);
+			continue;
+		}
+		end(placement, r);
+		/* Which may be what others have waited for. */
+		placement = LIST_FIRST(&server->waiting);
+	}
+}
+
+static void finish(struct kvg_placement *placement, int result)
+{
+	struct kvg_server *server = placement->server;
+
+	placement->submitted = false;
+	if (result == 0)
+		result = kvg_hbm_filled(placement->entry);
+	if (result == -EAGAIN) {
+		staging_done(placement);
+		placement->waiting = true;
+		LIST_INSERT_HEAD(&server->waiting, placement, waiting_entry);
+	} else {
+		end(placement, result);
+	}
+	end_waiting(server);
 }
 
 static int make_targets(struct kvg_placement *placement)
@@ -122,12 +165,27 @@ static int make_targets(struct kvg_placement *placement)
 	placement->targets = calloc(entry->count, sizeof(*placement->targets));
 	if (!placement->targets)
 		return -ENOMEM;
-	for (unsigned i = 0; i < entry->count; i++)
+	for (unsigned i = 0; i < entry->count; i++) {
+		const struct kvg_block *block = entry->parts[i].block;
+		bool own = entry->parts[i].own;
+
 		placement->targets[i] = (struct kvg_target){
-			.address = server->backend->ops->address(
-				server->backend, entry->parts[i].mapping),
-			.size = entry->parts[i].size,
+			.address =
+				own ? server->backend->ops->address(server->backend, block->mapping)
+				    : 0,
+			.size = block->size,
+			.skip = !own,
 		};
+	}
+	return 0;
+}
+
+/* Where the first segment begins that another entry has not staged yet; 0: there is none. */
+static uint64_t first_owed(const struct kvg_entry *entry)
+{
+	for (unsigned i = 0; i < entry->count; i++)
+		if (!entry->parts[i].own && entry->parts[i].block->state != KVG_BLOCK_THERE)
+			return entry->parts[i].block->key.first;
 	return 0;
 }
 
@@ -150,6 +208,7 @@ static int submit(struct kvg_placement *placement)
 		.ino = placement->entry->key.ino,
 		.version = placement->entry->key.version,
 		.watermark = placement->mark,
+		.mark_end = first_owed(placement->entry),
 		.arg = placement,
 	};
 	placement->submitted = true;
@@ -226,6 +285,8 @@ static void chunks_answered(void *arg, const struct kvg_answer *answer)
 	uint32_t before = placement->chunks_known;
 	int r = answer->error == -EPIPE ? -ENOTCONN : answer->error;
 
+	if (r == 0 && placement->cancelled)
+		r = -ECANCELED;
 	if (r == 0)
 		r = add_chunks(placement, answer);
 	if (r == 0 && placement->chunks_known == placement->chunk_count)
@@ -249,10 +310,20 @@ static int ask_chunks(struct kvg_placement *placement)
 
 /* ---- Begin and end ---- */
 
+static bool has_own(const struct kvg_entry *entry)
+{
+	for (unsigned i = 0; i < entry->count; i++)
+		if (entry->parts[i].own)
+			return true;
+	return false;
+}
+
 static int start(struct kvg_placement *placement)
 {
 	int r;
 
+	if (!has_own(placement->entry))
+		return 0;
 	if (placement->object_fd >= 0)
 		return submit(placement);
 	placement->chunk_count = (uint32_t)kv_div_round_up(placement->entry->size, KV_CHUNK_SIZE);
@@ -261,15 +332,45 @@ static int start(struct kvg_placement *placement)
 	return r;
 }
 
-void kvg_stage_raise(struct kvg_entry *entry, unsigned priority)
+static void raise_one(const struct kvg_entry *entry, unsigned priority)
 {
 	struct kvg_placement *placement = entry->owner;
 
-	if (entry->state != KVG_STAGING || placement->priority >= priority)
+	if (entry->state != KVG_STAGING || !placement || placement->priority >= priority)
 		return;
 	placement->priority = priority;
 	if (placement->submitted)
 		kvg_stager_raise(placement->server->stager, &placement->job, priority);
+}
+
+/* Those who stage what ENTRY waits for are wanted as urgently as itself. What they wait for is not.
+ */
+static void raise_fillers(const struct kvg_entry *entry, unsigned priority)
+{
+	for (unsigned i = 0; i < entry->count; i++) {
+		const struct kvg_block *block = entry->parts[i].block;
+
+		if (!entry->parts[i].own && block->state == KVG_BLOCK_FILLING)
+			raise_one(block->filler, priority);
+	}
+}
+
+void kvg_stage_raise(struct kvg_entry *entry, unsigned priority)
+{
+	if (entry->state != KVG_STAGING)
+		return;
+	raise_one(entry, priority);
+	raise_fillers(entry, priority);
+}
+
+void kvg_stage_cancel(void *arg, struct kvg_entry *entry)
+{
+	struct kvg_placement *placement = entry->owner;
+
+	(void)arg;
+	placement->cancelled = true;
+	if (placement->submitted)
+		kvg_stager_cancel(&placement->job);
 }
 
 int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
@@ -300,11 +401,15 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 	r = mark_new(placement);
 	if (r == 0)
 		r = start(placement);
-	if (r < 0)
+	if (r < 0) {
 		kvg_hbm_failed(entry, r, kv_monotonic_ms());
-	else
-		server->stagings++;
-	return r;
+		return r;
+	}
+	server->stagings++;
+	raise_fillers(entry, priority);
+	if (!has_own(entry))
+		finish(placement, 0);
+	return 0;
 }
 
 static void add_counts(struct kvg_server *server, const struct kvg_job_counts *counts)
@@ -315,12 +420,27 @@ static void add_counts(struct kvg_server *server, const struct kvg_job_counts *c
 	server->stat.checksum_errors += counts->checksum_errors;
 }
 
+/* Bytes of the file that JOB was to stage. */
+static uint64_t own_bytes(const struct kvg_job *job)
+{
+	uint64_t bytes = 0, left = job->size;
+
+	for (unsigned i = 0; i < job->target_count; i++) {
+		uint64_t part = kv_min_u64(left, job->targets[i].size);
+
+		bytes += job->targets[i].skip ? 0 : part;
+		left -= part;
+	}
+	return bytes;
+}
+
 void kvg_stage_reap(struct kvg_server *server)
 {
 	struct kvg_job *job;
 
 	while ((job = kvg_stager_reap(server->stager))) {
 		add_counts(server, &job->counts);
+		server->stat.staged_bytes += job->result == 0 ? own_bytes(job) : 0;
 		finish(job->arg, job->result);
 	}
 }

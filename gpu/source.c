@@ -23,6 +23,12 @@ struct question {
 	void *arg;
 };
 
+/* A request that the socket had no room for. */
+struct unsent {
+	STAILQ_ENTRY(unsent) entry;
+	struct kv_gpu_request request;
+};
+
 struct kvg_source {
 	struct kvg_source_hooks hooks;
 	char *store;
@@ -37,22 +43,71 @@ struct kvg_source {
 	int64_t retry_ms;
 	int error; /* that ended the last connection */
 	LIST_HEAD(, question) questions;
+	STAILQ_HEAD(, unsent) unsent;
 };
 
 /* ---- Questions ---- */
 
+static int try_send(const struct kvg_source *source, const struct kv_gpu_request *request)
+{
+	if (send(source->fd, request, sizeof(*request), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
+		return 0;
+	return errno == ENOTCONN || errno == ECONNRESET   ? -EPIPE
+	       : errno == EWOULDBLOCK || errno == ENOBUFS ? -EAGAIN
+							  : -errno;
+}
+
+/*
+ * What the socket has no room for waits in a queue: nothing that is said once, as DROP is, may get
+ * lost. The queue is as long as what clients may ask for at once, and what is held, make it.
+ */
 static int ask(struct kvg_source *source, struct kv_gpu_request *request)
 {
+	struct unsent *unsent;
+	int r = -EAGAIN;
+
 	request->magic = KV_GPU_MAGIC;
 	request->version = KV_GPU_VERSION;
 	request->id = ++source->last_id;
 	request->zero = 0;
 	if (source->fd < 0)
 		return -EPIPE;
-	/* The daemon answers in order and at once: a full socket is a daemon in trouble. */
-	return send(source->fd, request, sizeof(*request), MSG_DONTWAIT | MSG_NOSIGNAL) < 0
-		       ? (errno == ENOTCONN || errno == ECONNRESET ? -EPIPE : -errno)
-		       : 0;
+	if (STAILQ_EMPTY(&source->unsent))
+		r = try_send(source, request);
+	if (r != -EAGAIN)
+		return r;
+	unsent = malloc(sizeof(*unsent));
+	if (!unsent)
+		return -ENOMEM;
+	unsent->request = *request;
+	STAILQ_INSERT_TAIL(&source->unsent, unsent, entry);
+	return 0;
+}
+
+/* What waits, as far as there is room. */
+static int send_unsent(struct kvg_source *source)
+{
+	struct unsent *unsent;
+
+	while ((unsent = STAILQ_FIRST(&source->unsent))) {
+		int r = try_send(source, &unsent->request);
+
+		if (r < 0)
+			return r == -EAGAIN ? 0 : r;
+		STAILQ_REMOVE_HEAD(&source->unsent, entry);
+		free(unsent);
+	}
+	return 0;
+}
+
+static void forget_unsent(struct kvg_source *source)
+{
+	struct unsent *unsent;
+
+	while ((unsent = STAILQ_FIRST(&source->unsent))) {
+		STAILQ_REMOVE_HEAD(&source->unsent, entry);
+		free(unsent);
+	}
 }
 
 int kvg_source_ask(struct kvg_source *source, struct kv_gpu_request *request,
@@ -74,7 +129,12 @@ int kvg_source_ask(struct kvg_source *source, struct kv_gpu_request *request,
 
 void kvg_source_tell(struct kvg_source *source, struct kv_gpu_request *request)
 {
-	(void)ask(source, request);
+	/*
+	 * Said never, it would hold a file, or watch it, for as long as the connection: that is
+	 * ended instead, which ends them all. Who waits learns of it at the next round, not here.
+	 */
+	if (ask(source, request) < 0 && source->fd >= 0)
+		(void)shutdown(source->fd, SHUT_RDWR);
 }
 
 static void answer_question(struct kvg_source *source, uint64_t id, const struct kvg_answer *answer)
@@ -101,6 +161,7 @@ static void lose(struct kvg_source *source)
 		(void)close(source->fd);
 	source->fd = -1;
 	source->greeted = false;
+	forget_unsent(source);
 	while ((question = LIST_FIRST(&source->questions)))
 		answer_question(source, question->id, &none);
 	if (greeted && source->hooks.lost)
@@ -272,6 +333,9 @@ int kvg_source_dispatch(struct kvg_source *source)
 	struct packet *packet = malloc(sizeof(*packet));
 	int r = packet ? 0 : -ENOMEM;
 
+	if (r == 0 && source->fd >= 0)
+		r = send_unsent(source);
+
 	while (r == 0 && source->fd >= 0) {
 		r = receive(source->fd, packet);
 		if (r < 0)
@@ -347,6 +411,7 @@ int kvg_source_new(const char *store, bool hot, const struct kvg_source_hooks *h
 	source->hot = hot;
 	source->store = realpath(store, NULL);
 	LIST_INIT(&source->questions);
+	STAILQ_INIT(&source->unsent);
 	r = source->store ? say_hello(source) : -errno;
 	if (r == 0)
 		r = wait_greeted(source);
@@ -369,6 +434,7 @@ struct kvg_source *kvg_source_free(struct kvg_source *source)
 		LIST_REMOVE(question, entry);
 		free(question);
 	}
+	forget_unsent(source);
 	if (source->fd >= 0)
 		(void)close(source->fd);
 	for (unsigned i = 0; i < source->device_count; i++)
@@ -381,6 +447,11 @@ struct kvg_source *kvg_source_free(struct kvg_source *source)
 int kvg_source_fd(const struct kvg_source *source)
 {
 	return source->fd;
+}
+
+bool kvg_source_has_unsent(const struct kvg_source *source)
+{
+	return !STAILQ_EMPTY(&source->unsent);
 }
 
 bool kvg_source_is_connected(const struct kvg_source *source)

@@ -48,13 +48,16 @@ struct kvg_source *kvg_source_free(struct kvg_source *source);
 
 /* The socket, for POLLIN; -1 while there is none. It is another one after a new connection. */
 int kvg_source_fd(const struct kvg_source *source);
+/* Something waits for room in it: dispatch is to be called when there is (POLLOUT), too. */
+bool kvg_source_has_unsent(const struct kvg_source *source);
 bool kvg_source_is_connected(const struct kvg_source *source);
 /* Of the mount, as st_dev. */
 uint64_t kvg_source_device(const struct kvg_source *source);
 /* The data devices, open as long as the source. */
 const int *kvg_source_devices(const struct kvg_source *source, unsigned *ret_count);
 
-/* Reads what is there. -ESTALE: the store has other devices than before: start again. */
+/* Sends what waits, and reads what is there. -ESTALE: the store has other devices than before:
+ * start again. */
 int kvg_source_dispatch(struct kvg_source *source);
 /* Connects again, if it is time. */
 void kvg_source_tick(struct kvg_source *source, int64_t now_ms);
@@ -62,7 +65,7 @@ void kvg_source_tick(struct kvg_source *source, int64_t now_ms);
 /* Asks; CALLBACK comes once, later. On an error it does not. Sets the fields that all have. */
 int kvg_source_ask(struct kvg_source *source, struct kv_gpu_request *request,
 	void (*callback)(void *arg, const struct kvg_answer *answer), void *arg);
-/* The same without an interest in the answer. */
+/* The same without an interest in the answer. It is said, or the connection ends. */
 void kvg_source_tell(struct kvg_source *source, struct kv_gpu_request *request);
 
 #endif

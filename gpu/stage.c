@@ -31,6 +31,25 @@ void kvg_job_fail(struct kvg_job *job, int error)
 		job->result = error;
 }
 
+static const struct kvg_target *target_at(const struct kvg_job *job, uint64_t offset)
+{
+	return &job->targets[(offset - job->offset) / job->targets[0].size];
+}
+
+uint64_t kvg_job_more(struct kvg_job *job, uint64_t at_most)
+{
+	uint64_t size = job->targets[0].size, end = kvg_job_end(job), until;
+
+	while (job->next < end && target_at(job, job->next)->skip)
+		job->next = kv_min_u64(
+			job->offset + kv_round_up(job->next - job->offset + 1, size), end);
+	for (until = job->next; until < end && until - job->next < at_most;
+		until = job->offset + kv_round_up(until - job->offset + 1, size))
+		if (target_at(job, until)->skip)
+			break;
+	return kv_min_u64(kv_min_u64(until, end) - job->next, at_most);
+}
+
 /* ---- Copies ---- */
 
 static struct kvg_lane *free_lane(struct kvg_stager *stager)
@@ -97,7 +116,7 @@ static bool begin_tail(struct kvg_stager *stager, struct kvg_job *job)
 	struct kvg_lane *lane;
 
 	assert(job->size > before && used <= last->size);
-	if (used == last->size) {
+	if (used == last->size || last->skip) {
 		job->tail_done = true;
 		return true;
 	}
@@ -136,6 +155,8 @@ static void advance_watermark(const struct kvg_stager *stager, struct kvg_job *j
 	if (!job->watermark || job->result < 0)
 		return;
 	staged = reached(stager, job);
+	if (job->mark_end > 0)
+		staged = kv_min_u64(staged, job->mark_end);
 	if (staged > atomic_load_explicit(&job->watermark->staged, memory_order_relaxed) &&
 		staged < kvg_job_end(job))
 		kvg_watermark_set(job->watermark, staged, 0);
@@ -152,8 +173,12 @@ static bool lanes_step(struct kvg_stager *stager)
 
 		if (r == -EAGAIN)
 			continue;
-		if (r < 0)
+		/* Nobody knows then whether the copy has ended, and its memory may be freed next.
+		 */
+		if (r < 0) {
+			(void)stager->backend->ops->stream_sync(stager->backend, lane->stream);
 			kvg_job_fail(lane->job, r);
+		}
 		lane->busy = false;
 		lane->job->in_flight--;
 		if (lane->slot)
@@ -195,6 +220,8 @@ static bool jobs_step(struct kvg_stager *stager)
 
 	for (job = TAILQ_FIRST(&stager->active); job; job = next) {
 		next = TAILQ_NEXT(job, entry);
+		if (atomic_load_explicit(&job->cancel, memory_order_relaxed))
+			kvg_job_fail(job, -ECANCELED);
 		progress |= begin_more(stager, job);
 		if (job->in_flight > 0 || (job->result == 0 && job->next < kvg_job_end(job)))
 			continue;
@@ -291,6 +318,7 @@ void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job)
 	job->next = job->offset;
 	job->in_flight = 0;
 	job->tail_done = job->ring = false;
+	atomic_store_explicit(&job->cancel, false, memory_order_relaxed);
 	KV_LOCKED(&stager->lock);
 	TAILQ_INSERT_TAIL(&stager->submitted, job, entry);
 	(void)pthread_cond_signal(&stager->more);
@@ -304,6 +332,28 @@ void kvg_stager_raise(struct kvg_stager *stager, struct kvg_job *job, unsigned p
 		return;
 	job->priority = priority;
 	stager->reorder = true;
+}
+
+void kvg_stager_latency(struct kvg_stager *stager, bool wanted)
+{
+	/* A length, which no other memory goes with. */
+	if (stager)
+		atomic_store_explicit(&stager->latency, wanted, memory_order_relaxed);
+}
+
+uint64_t kvg_stager_copy_max(const struct kvg_stager *stager)
+{
+	uint64_t chunks = stager->options.slot_size / KV_CHUNK_SIZE;
+
+	if (atomic_load_explicit(&stager->latency, memory_order_relaxed))
+		chunks = kv_max_u64(chunks / 2, 1);
+	return chunks * KV_CHUNK_SIZE;
+}
+
+void kvg_stager_cancel(struct kvg_job *job)
+{
+	/* It alone tells something: no other memory goes with it. */
+	atomic_store_explicit(&job->cancel, true, memory_order_relaxed);
 }
 
 int kvg_stager_fd(const struct kvg_stager *stager)
@@ -413,11 +463,18 @@ static int stager_init(struct kvg_stager *stager)
 static int queue_new(struct kvg_stager *stager)
 {
 	const struct kvg_stager_options *options = &stager->options;
+	const struct kv_io_ops *io = options->io;
+	int r;
 
 	if (options->device_count == 0)
 		return 0;
-	return options->io->queue_new(options->io->context, options->devices, options->device_count,
-		KVG_QUEUE_DEPTH, &stager->queue);
+	r = io->queue_new(io->context, options->devices, options->device_count, KVG_QUEUE_DEPTH,
+		&stager->queue);
+	/* Where the limit of locked memory does not allow it, each read pins its pages itself. */
+	stager->ring_lent = r == 0 && io->lend &&
+			    io->lend(io->context, stager->queue, stager->ring, options->slot_size,
+				    options->slots) == 0;
+	return r;
 }
 
 struct start {

@@ -18,6 +18,7 @@
 #define KVFS_GPU_STAGE_H
 
 #include <bsd/sys/queue.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -30,7 +31,8 @@ struct kvg_stager;
 
 struct kvg_target {
 	kvg_devptr address;
-	uint64_t size; /* bytes */
+	uint64_t size; /* bytes; of all but the last the same */
+	bool skip;     /* its bytes are somebody else's matter: ADDRESS may be 0 */
 };
 
 /* A chunk of the file: as struct kv_gpu_chunk says, with its extents in the job's array. */
@@ -63,13 +65,16 @@ struct kvg_job {
 	uint64_t ino;
 	uint64_t version;
 	struct kvg_watermark *watermark; /* offsets in the file; may be NULL */
-	unsigned priority;               /* what has more goes first; see kvg_stager_raise */
+	uint64_t mark_end; /* where the watermark stops: the first byte somebody else may still owe;
+			      0: nowhere */
+	unsigned priority; /* what has more goes first; see kvg_stager_raise */
 	void *arg;
 	/* At the end: */
 	int result;
 	struct kvg_job_counts counts;
 	/* The stager's: */
 	TAILQ_ENTRY(kvg_job) entry;
+	_Atomic bool cancel;
 	unsigned rank;      /* the priority that it goes by */
 	uint64_t next;      /* offset in the file of the first byte that nothing was begun for */
 	unsigned in_flight; /* slots, pieces and copies */
@@ -100,6 +105,12 @@ bool kvg_stager_free(struct kvg_stager *stager);
 void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job);
 /* JOB, which was submitted and not reaped, has at least this priority from now on. */
 void kvg_stager_raise(struct kvg_stager *stager, struct kvg_job *job, unsigned priority);
+/* JOB, which was submitted and not reaped, ends soon, with -ECANCELED if it has not ended before.
+ */
+void kvg_stager_cancel(struct kvg_job *job);
+/* Copies are half as long as slots: who else uses the link waits less, and files come a bit later.
+ */
+void kvg_stager_latency(struct kvg_stager *stager, bool wanted);
 /* Readable when a job has ended. */
 int kvg_stager_fd(const struct kvg_stager *stager);
 /* A job that has ended, or NULL. */

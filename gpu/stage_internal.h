@@ -102,6 +102,7 @@ struct kvg_stager {
 	struct kvg_workers *rescuers;
 	uint8_t *ring;
 	bool ring_registered;
+	bool ring_lent; /* reads into it are of registered buffers, one a slot */
 	unsigned chunks_per_slot;
 	struct kvg_slot *slots;
 	struct kvg_piece pieces[KVG_PIECES];
@@ -111,6 +112,7 @@ struct kvg_stager {
 	unsigned copies_max;
 	struct kvg_job_queue active; /* by rank */
 	unsigned reads;              /* in the queue */
+	_Atomic bool latency;        /* copies are short */
 
 	pthread_t thread;
 	bool has_thread;
@@ -135,6 +137,13 @@ static inline bool kvg_job_is_before(const struct kvg_job *job, uint64_t offset,
 	return job->rank != other->rank ? job->rank > other->rank : offset < other_offset;
 }
 
+/*
+ * Bytes from JOB's next one on that are to be staged in one go, AT MOST; those that are somebody
+ * else's are passed over. 0: nothing is left to begin.
+ */
+uint64_t kvg_job_more(struct kvg_job *job, uint64_t at_most);
+/* Bytes of the longest copy now. */
+uint64_t kvg_stager_copy_max(const struct kvg_stager *stager);
 int64_t kvg_stager_now(const struct kvg_stager *stager);
 /* Ends JOB with ERROR (the first one counts) when nothing of it is under way any more. */
 void kvg_job_fail(struct kvg_job *job, int error);

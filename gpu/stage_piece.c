@@ -49,7 +49,7 @@ static void piece_release(struct kvg_piece *piece)
 	piece->state = KVG_PIECE_FREE;
 }
 
-static void piece_begin(struct kvg_piece *piece, struct kvg_job *job)
+static void piece_begin(struct kvg_piece *piece, struct kvg_job *job, uint64_t length)
 {
 	piece->fd = fcntl(job->object_fd, F_DUPFD_CLOEXEC, 0);
 	if (piece->fd < 0) {
@@ -58,7 +58,7 @@ static void piece_begin(struct kvg_piece *piece, struct kvg_job *job)
 	}
 	piece->job = job;
 	piece->offset = job->next;
-	piece->length = kv_min_u64(KVG_PIECE_SIZE, kvg_job_end(job) - job->next);
+	piece->length = length;
 	piece->next = 0;
 	piece->copies = 0;
 	piece->memory = NULL;
@@ -71,13 +71,14 @@ static void piece_begin(struct kvg_piece *piece, struct kvg_job *job)
 
 bool kvg_pieces_begin(struct kvg_stager *stager, struct kvg_job *job)
 {
+	uint64_t length = kvg_job_more(job, KVG_PIECE_SIZE);
 	bool progress = false;
 
-	for (unsigned i = 0; i < KVG_PIECES && job->next < kvg_job_end(job) && job->result == 0;
-		i++) {
+	for (unsigned i = 0; i < KVG_PIECES && length > 0 && job->result == 0; i++) {
 		if (stager->pieces[i].state != KVG_PIECE_FREE)
 			continue;
-		piece_begin(&stager->pieces[i], job);
+		piece_begin(&stager->pieces[i], job, length);
+		length = kvg_job_more(job, KVG_PIECE_SIZE);
 		progress = true;
 	}
 	return progress;
@@ -114,7 +115,7 @@ static bool copy_more(struct kvg_piece *piece)
 		piece->next = piece->length;
 	while (piece->next < piece->length && job->result == 0) {
 		uint64_t length =
-			kv_min_u64(stager->options.slot_size, piece->length - piece->next);
+			kv_min_u64(kvg_stager_copy_max(stager), piece->length - piece->next);
 		struct kvg_lane *lane =
 			kvg_copy_begin(stager, job, (const uint8_t *)piece->memory + piece->next,
 				piece->offset + piece->next, length);

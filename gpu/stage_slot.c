@@ -61,7 +61,7 @@ static int add_io(struct kvg_slot *slot, const struct kv_gpu_extent *extent, uns
 	slot->ios[slot->io_count++] = (struct kv_io){
 		.kind = KV_IO_READ,
 		.device = extent->device,
-		.buffer = -1,
+		.buffer = slot->stager->ring_lent ? (int)(slot - slot->stager->slots) : -1,
 		.offset = extent->offset,
 		.memory = chunk_memory(slot, i) + ((size_t)extent->block << KV_BLOCK_SHIFT),
 		.length = extent->length,
@@ -124,14 +124,13 @@ static bool submit_reads(struct kvg_slot *slot)
 
 static void start_rescue(struct kvg_slot *slot, int fd);
 
-static void slot_begin(struct kvg_slot *slot, struct kvg_job *job)
+static void slot_begin(struct kvg_slot *slot, struct kvg_job *job, uint64_t length)
 {
-	struct kvg_stager *stager = slot->stager;
 	int r = 0;
 
 	slot->job = job;
 	slot->offset = job->next;
-	slot->length = kv_min_u64(stager->options.slot_size, kvg_job_end(job) - job->next);
+	slot->length = length;
 	slot->io_count = slot->submitted = slot->left = 0;
 	slot->state = KVG_SLOT_READING;
 	memset(slot->chunks, 0, sizeof(slot->chunks));
@@ -155,12 +154,14 @@ static void slot_begin(struct kvg_slot *slot, struct kvg_job *job)
 
 bool kvg_slots_begin(struct kvg_stager *stager, struct kvg_job *job)
 {
+	uint64_t length = kvg_job_more(job, kvg_stager_copy_max(stager));
 	bool progress = false;
 
-	for (unsigned i = 0; i < stager->options.slots && job->next < kvg_job_end(job); i++) {
+	for (unsigned i = 0; i < stager->options.slots && length > 0; i++) {
 		if (stager->slots[i].state != KVG_SLOT_FREE)
 			continue;
-		slot_begin(&stager->slots[i], job);
+		slot_begin(&stager->slots[i], job, length);
+		length = kvg_job_more(job, kvg_stager_copy_max(stager));
 		progress = true;
 	}
 	return progress;

@@ -43,13 +43,14 @@ void kvg_message_encode(const struct kvg_message *message, uint8_t ret_header[KV
 	kv_put_le32(ret_header + 48, (uint32_t)message->status);
 	kv_put_le32(ret_header + 52, message->payload_size);
 	kv_put_le32(ret_header + 56, (uint32_t)message->priority);
+	kv_put_le32(ret_header + 60, message->ttl_ms);
 }
 
 static bool is_shaped(const struct kvg_message *message)
 {
 	uint32_t size = message->payload_size;
 
-	if (message->priority != 0 &&
+	if ((message->priority != 0 || message->ttl_ms != 0) &&
 		(message->type != KVG_PREFETCH || message->flags & KVG_FLAG_REPLY))
 		return false;
 	if (!(message->flags & KVG_FLAG_REPLY))
@@ -70,26 +71,28 @@ int kvg_message_decode(const void *data, size_t size, struct kvg_message *ret_me
 	const uint8_t *header = data;
 
 	if (size < KVG_HEADER_SIZE || size - KVG_HEADER_SIZE > KVG_PAYLOAD_MAX ||
-		kv_get_le32(header) != MAGIC || kv_get_le32(header + 60) != 0)
+		kv_get_le32(header) != MAGIC)
 		return -EPROTO;
-	if (kv_get_le16(header + 4) != KVG_WIRE_VERSION)
-		return -EPROTONOSUPPORT;
+	ret_message->version = kv_get_le16(header + 4);
 	ret_message->type = kv_get_le16(header + 6);
 	ret_message->flags = kv_get_le32(header + 8);
-	ret_message->segments = kv_get_le32(header + 12);
 	ret_message->id = kv_get_le64(header + 16);
+	ret_message->status = (int32_t)kv_get_le32(header + 48);
+	ret_message->fd_count = 0;
+	if (ret_message->version != KVG_WIRE_VERSION)
+		return -EPROTONOSUPPORT;
+	ret_message->segments = kv_get_le32(header + 12);
 	ret_message->map = kv_get_le64(header + 24);
 	ret_message->offset = kv_get_le64(header + 32);
 	ret_message->length = kv_get_le64(header + 40);
-	ret_message->status = (int32_t)kv_get_le32(header + 48);
 	ret_message->payload_size = kv_get_le32(header + 52);
 	ret_message->priority = (int32_t)kv_get_le32(header + 56);
+	ret_message->ttl_ms = kv_get_le32(header + 60);
 	if (ret_message->type == 0 || ret_message->type >= _KVG_TYPE_MAX ||
 		ret_message->flags & ~KVG_FLAGS ||
 		ret_message->payload_size != size - KVG_HEADER_SIZE || !is_shaped(ret_message))
 		return -EPROTO;
 	memcpy(ret_message->payload, header + KVG_HEADER_SIZE, ret_message->payload_size);
-	ret_message->fd_count = 0;
 	return 0;
 }
 

@@ -17,9 +17,14 @@
  *	    48     4  status: 0 or a negative errno
  *	    52     4  bytes of payload
  *	    56     4  priority of a PREFETCH, signed; else zero
- *	    60     4  zero
+ *	    60     4  milliseconds that a PREFETCH is wanted for, 0: for good; else zero
  *
- *	HELLO     c -> s; reply: struct kvg_hello
+ * Both sides speak one version. Where type, flags, request id and status are is the same in all of
+ * them: who gets a request of another version answers it, in his own, with -EPROTONOSUPPORT, and
+ *ends the connection; so each side can tell its user which versions they are.
+ *
+ *	HELLO     c -> s; reply: struct kvg_hello. LATENCY: as long as this client is connected,
+ *	          copies are short ones, so that its own wait less for the link
  *
  *	MAP       c -> s, ticket, 1 descriptor (the file)
  *	          reply: map id, file's size in length, for each segment its size (u64) and a
@@ -32,7 +37,8 @@
  *	UNMAP     c -> s: map id; no reply
  *
  *	PREFETCH  c -> s, ticket, 1 descriptor; reply: status. The more its priority, the
- *	          earlier: below 0 after all others, above 0 as what somebody waits for
+ *	          earlier: below 0 after all others, above 0 as what somebody waits for. What
+ *	          nobody has mapped when its time is over is given up
  *
  *	STAT      c -> s, ticket or nothing, with it 1 descriptor; reply: struct kvg_wire_stat
  *
@@ -43,7 +49,8 @@
  *	INVALID   s -> c: map id: the file has other content now, or none
  *
  * Nothing here allocates. Functions return 0 or negative errno: -EPROTO, not a packet of this
- * protocol.
+ * protocol; -EPROTONOSUPPORT, one of another version, of which only version, type, flags, id and
+ * status are told.
  */
 #ifndef KVFS_GPU_WIRE_H
 #define KVFS_GPU_WIRE_H
@@ -52,7 +59,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVG_WIRE_VERSION 1u
+#define KVG_WIRE_VERSION 2u
 #define KVG_HEADER_SIZE 64u
 #define KVG_PAYLOAD_MAX (32u << 10)
 /* SCM_MAX_FD of the kernel. */
@@ -78,10 +85,12 @@ enum kvg_flag {
 	KVG_FLAG_READY = 1u << 2,     /* MAP's reply: it is all there */
 	KVG_FLAG_NOSTAGE = 1u << 3,   /* MAP: only if it is there already */
 	KVG_FLAG_REVOCABLE = 1u << 4, /* MAP: the client answers REVOKE */
-	KVG_FLAGS = (1u << 5) - 1,
+	KVG_FLAG_LATENCY = 1u << 5,   /* HELLO */
+	KVG_FLAGS = (1u << 6) - 1,
 };
 
 struct kvg_message {
+	uint16_t version; /* as received */
 	uint16_t type;
 	uint32_t flags;
 	uint32_t segments;
@@ -91,6 +100,7 @@ struct kvg_message {
 	uint64_t length;
 	int32_t status;
 	int32_t priority;
+	uint32_t ttl_ms;
 	uint32_t payload_size;
 	uint8_t payload[KVG_PAYLOAD_MAX];
 	unsigned fd_count;
@@ -173,7 +183,8 @@ uint64_t kvg_sizes_get(const struct kvg_message *message, unsigned i);
 int kvg_send(int fd, const struct kvg_message *message);
 /*
  * Receives one; its descriptors (O_CLOEXEC) are the caller's: kvg_message_close. -EAGAIN: there is
- * none yet; -EPIPE: the other side is gone; -EPROTO: nonsense, whose descriptors are closed;
+ * none yet; -EPIPE: the other side is gone; -EPROTO: nonsense, and -EPROTONOSUPPORT: of another
+ * version, whose descriptors are closed;
  * -EMFILE: this process could not take the descriptors of *RET_MESSAGE, which is filled but for
  * them.
  */

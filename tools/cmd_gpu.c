@@ -177,7 +177,7 @@ static int warm_file(struct gpu *gpu, int fd, uint64_t *ret_bytes)
 	unsigned waited_ms = 0;
 
 	for (*ret_bytes = 0;; waited_ms += PAUSE_MS) {
-		int r = kvg_prefetch(gpu->ctx, fd, 0, 0, 0);
+		int r = kvg_prefetch(gpu->ctx, fd, 0, 0, 0, 0);
 
 		if (r == 0)
 			r = asked(gpu, fd, ret_bytes, &size);

@@ -14,7 +14,7 @@ import pytest
 from kvmount import ROOT, build_folder
 from procs import Agent, eventually
 
-MAGIC, VERSION = 0x3167766B, 1
+MAGIC, VERSION = 0x3167766B, 2
 HELLO, MAP, READY, UNMAP, PREFETCH, STAT, EVICT, REVOKE, INVALID = range(1, 10)
 EARLY, NOSTAGE, REVOCABLE = 1, 2, 4
 
@@ -98,9 +98,9 @@ class _Tools:
         with open(path, "rb") as f:
             return self.ctx.stats(f)
 
-    def prefetch(self, path, off=0, length=0, prio=0):
+    def prefetch(self, path, off=0, length=0, prio=0, ttl=0):
         with open(path, "rb") as f:
-            self.ctx.prefetch(f, off, length, prio)
+            self.ctx.prefetch(f, off, length, prio, ttl)
 
     def evict(self, path):
         with open(path, "rb") as f:
@@ -173,7 +173,7 @@ class Helper:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/",
                 preexec_fn=_die_with_parent)
         eventually(lambda: self.socket.exists() and "ready" in self.log() or
-                   self.process.poll() is not None, timeout=30, what="a helper that listens")
+                   self.process.poll() is not None, timeout=120, what="a helper that listens")
         assert self.process.poll() is None, self.log()
         return self
 
@@ -182,7 +182,10 @@ class Helper:
 
     def tell(self, *lines):
         """What the fake driver is to do from now on, in the helper."""
-        self.control.write_text("".join(line + "\n" for line in lines))
+        # In one piece: it looks all the time, and what it saw half would be taken for the whole.
+        new = self.control.with_suffix(".new")
+        new.write_text("".join(line + "\n" for line in lines))
+        new.rename(self.control)
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
@@ -211,8 +214,9 @@ class Raw:
         self.socket.settimeout(30)
         self.socket.connect(str(helper.socket))
 
-    def send(self, kind, payload=b"", fds=(), flags=0, request=1, map_id=0, off=0, length=0):
-        header = struct.pack("<IHHIIQQQQiIQ", MAGIC, VERSION, kind, flags, 0, request, map_id, off,
+    def send(self, kind, payload=b"", fds=(), flags=0, request=1, map_id=0, off=0, length=0,
+             version=VERSION):
+        header = struct.pack("<IHHIIQQQQiIQ", MAGIC, version, kind, flags, 0, request, map_id, off,
                              length, 0, len(payload), 0)
         socket.send_fds(self.socket, [header + payload], list(fds))
 

@@ -62,7 +62,8 @@ def start(setting, fresh):
         assert status in (0, helper.__dict__.get("ends", 0)), helper.log()
         if helper.kind == "cuda" and status == 0:
             # Appended to at every orderly end of a process that has used the driver.
-            assert "leak" not in (helper.report.read_text() if helper.report.exists() else "")
+            report = helper.report.read_text() if helper.report.exists() else ""
+            assert "leak" not in report, report
 
 
 def engine_of(helper, **who):

@@ -39,7 +39,8 @@ def test_map__a_range_brings_only_its_segments(start):
     assert stats["asked_resident"] == 8 * MIB + SIZE - 16 * MIB, "what two have counts once"
     for key in (middle, end, part, over):
         engine.unmap(key)
-    assert engine.evict(path) == 18 * MIB
+    assert stats["used"] == 14 * MIB, "and is there once"
+    assert engine.evict(path) == 14 * MIB
 
 
 def test_prefetch__a_range_of_any_priority(start):

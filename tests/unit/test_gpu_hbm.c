@@ -1,205 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Residency in device memory: budget, order of eviction, states, revocation, orphans. */
-#include <errno.h>
-#include <stdlib.h>
-
-#include "gpu/hbm.h"
-#include "tests/unit/unit_fs.h"
-
-#define MIB (UINT64_C(1) << 20)
-#define GRANULE (2 * MIB)
-#define SEGMENT (8 * MIB)
-#define BUDGET (32 * MIB)
-
-static struct kvg_backend_ops ops;
-static struct kvg_backend *backend;
-static struct kvg_hbm *hbm;
-static struct {
-	unsigned live;      /* segments */
-	unsigned fail_at;   /* the call of segment_new that fails, 1 for the next */
-	unsigned fails;     /* how many from there on */
-	uint64_t available; /* bytes of the device */
-	uint64_t cleared;   /* bytes */
-	bool synced;        /* since then */
-	unsigned revoked;
-	unsigned gone;
-	uint64_t gone_ino;
-	struct kvg_map *maps[64];
-} seen;
-
-static int counted_new(struct kvg_backend *b, uint64_t size, struct kvg_segment **ret_segment)
-{
-	int r;
-
-	if (seen.fail_at > 0 && --seen.fail_at == 0 && seen.fails > 0) {
-		seen.fails--;
-		seen.fail_at = 1;
-		return -ENOMEM;
-	}
-	r = kvg_backend_host.segment_new(b, size, ret_segment);
-	seen.live += r == 0;
-	return r;
-}
-
-static void counted_free(struct kvg_backend *b, struct kvg_segment *segment)
-{
-	seen.live -= segment != NULL;
-	kvg_backend_host.segment_free(b, segment);
-}
-
-static int counted_fill(
-	struct kvg_backend *b, kvg_stream stream, kvg_devptr to, uint8_t byte, uint64_t size)
-{
-	assert_int_equal(byte, 0);
-	seen.cleared += size;
-	seen.synced = false;
-	return kvg_backend_host.fill(b, stream, to, byte, size);
-}
-
-static int counted_sync(struct kvg_backend *b, kvg_stream stream)
-{
-	seen.synced = true;
-	return kvg_backend_host.stream_sync(b, stream);
-}
-
-static int counted_free_bytes(struct kvg_backend *b, uint64_t *ret_bytes)
-{
-	(void)b;
-	*ret_bytes = seen.available;
-	return 0;
-}
-
-static void on_revoke(void *arg, struct kvg_map *map, int64_t deadline_ms)
-{
-	(void)arg;
-	(void)deadline_ms;
-	seen.maps[seen.revoked++] = map;
-}
-
-static void on_gone(void *arg, struct kvg_entry *entry)
-{
-	(void)arg;
-	seen.gone++;
-	seen.gone_ino = entry->key.ino;
-}
-
-static bool zeroed = true;
-static uint64_t margin;
-static uint64_t share = BUDGET;
-
-static int setup(void **state)
-{
-	const struct kvg_backend_open open = {0};
-	char reasons[256];
-	struct kvg_hbm_options options = {
-		.budget = BUDGET,
-		.share = share,
-		.segment = SEGMENT,
-		.granularity = GRANULE,
-		.margin = margin,
-		.zeroed = zeroed,
-		.revoke = on_revoke,
-		.gone = on_gone,
-	};
-
-	(void)state;
-	memset(&seen, 0, sizeof(seen));
-	seen.available = BUDGET;
-	if (kvg_backend_choose("host", &open, &backend, reasons, sizeof(reasons)) < 0)
-		return -1;
-	ops = kvg_backend_host;
-	ops.segment_new = counted_new;
-	ops.segment_free = counted_free;
-	ops.fill = counted_fill;
-	ops.free_bytes = counted_free_bytes;
-	ops.stream_sync = counted_sync;
-	backend->ops = &ops;
-	options.backend = backend;
-	return kvg_hbm_new(&options, &hbm);
-}
-
-static int setup_used(void **state)
-{
-	int r;
-
-	zeroed = false;
-	r = setup(state);
-	zeroed = true;
-	return r;
-}
-
-static int setup_shared(void **state)
-{
-	int r;
-
-	margin = GRANULE;
-	r = setup(state);
-	margin = 0;
-	return r;
-}
-
-static int setup_halves(void **state)
-{
-	int r;
-
-	share = BUDGET / 2;
-	r = setup(state);
-	share = BUDGET;
-	return r;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	kvg_hbm_free(hbm);
-	kvg_backend_close(backend);
-	return seen.live == 0 ? 0 : -1;
-}
-
-static struct kvg_key key_of(uint64_t ino)
-{
-	return (struct kvg_key){.ino = ino, .version = 1, .uid = 7};
-}
-
-static const struct kvg_hbm_usage *usage(void)
-{
-	static struct kvg_hbm_usage last;
-
-	kvg_hbm_usage(hbm, &last);
-	return &last;
-}
-
-static struct kvg_entry *admit(uint64_t ino, uint64_t size)
-{
-	const struct kvg_key key = key_of(ino);
-	struct kvg_entry *entry;
-
-	assert_int_equal(kvg_hbm_admit(hbm, &key, size, 0, &entry), 0);
-	return entry;
-}
-
-static struct kvg_entry *resident(uint64_t ino, uint64_t size)
-{
-	struct kvg_entry *entry = admit(ino, size);
-
-	kvg_hbm_staged(entry);
-	return entry;
-}
-
-static struct kvg_entry *find(uint64_t ino)
-{
-	const struct kvg_key key = key_of(ino);
-
-	return kvg_hbm_find(hbm, &key);
-}
-
-static int try_admit(uint64_t ino, uint64_t size, int64_t now_ms)
-{
-	const struct kvg_key key = key_of(ino);
-	struct kvg_entry *entry;
-
-	return kvg_hbm_admit(hbm, &key, size, now_ms, &entry);
-}
+/* Residency in device memory: budget, order of eviction, states. */
+#include "tests/unit/unit_hbm.h"
 
 /* The whole budget is taken at the start, and stays taken: by files or by spares. */
 static void test_hbm__reserves_its_budget(void **state)
@@ -222,13 +23,13 @@ static void test_hbm__cuts_a_file_into_segments(void **state)
 
 	(void)state;
 	assert_int_equal(entry->count, 3);
-	assert_int_equal(entry->parts[0].size, SEGMENT);
-	assert_int_equal(entry->parts[2].size, GRANULE);
+	assert_int_equal(entry->parts[0].block->size, SEGMENT);
+	assert_int_equal(entry->parts[2].block->size, GRANULE);
 	assert_int_equal(entry->state, KVG_STAGING);
-	assert_non_null(entry->parts[2].mapping);
+	assert_non_null(entry->parts[2].block->mapping);
 	kvg_hbm_staged(entry);
 	assert_int_equal(entry->state, KVG_RESIDENT);
-	assert_null(entry->parts[2].mapping);
+	assert_null(entry->parts[2].block->mapping);
 }
 
 /* Too small for a segment of its own; too large for the budget. */
@@ -321,80 +122,6 @@ static void test_hbm__finds_what_covers_a_stretch(void **state)
 	assert_int_equal(kvg_hbm_find(hbm, &(struct kvg_key){1, 1, 7, 32 * MIB, 40 * MIB})->state,
 		KVG_FAILED);
 	kvg_hbm_staged(entries[0]);
-}
-
-/* Who has all of his share makes room among his own, and is refused when all of that is mapped. */
-static void test_hbm__one_user_has_his_share(void **state)
-{
-	struct kvg_key other = {.ino = 9, .version = 1, .uid = 8};
-	struct kvg_holder holder = {0};
-	struct kvg_entry *entry;
-
-	(void)state;
-	assert_int_equal(try_admit(1, BUDGET / 2 + 1, 0), -E2BIG);
-	assert_int_equal(kvg_hbm_admit(hbm, &other, SEGMENT, 0, &entry), 0);
-	kvg_hbm_staged(entry);
-	resident(1, SEGMENT);
-	resident(2, SEGMENT);
-	resident(3, SEGMENT);
-	assert_null(find(1));
-	assert_ptr_equal(kvg_hbm_find(hbm, &other), entry);
-	assert_int_equal(usage()->used, 3 * SEGMENT);
-	assert_int_equal(kvg_hbm_map(find(2), &holder, true, &seen.maps[0]), 0);
-	assert_int_equal(kvg_hbm_map(find(3), &holder, false, &seen.maps[1]), 0);
-	struct kvg_map *maps[] = {seen.maps[0], seen.maps[1]};
-	assert_int_equal(try_admit(4, SEGMENT, 0), -ENOBUFS);
-	/* What can be asked back of his own is; of what is coming no more is asked. */
-	assert_int_equal(seen.revoked, 1);
-	assert_ptr_equal(seen.maps[0], maps[0]);
-	assert_int_equal(try_admit(4, SEGMENT, 0), -ENOBUFS);
-	assert_int_equal(seen.revoked, 1);
-	kvg_hbm_unmap(maps[0]);
-	resident(4, SEGMENT);
-	assert_ptr_equal(kvg_hbm_find(hbm, &other), entry);
-	kvg_hbm_unmap(maps[1]);
-}
-
-/* What others take of the device while it is nobody's is missing, until they have given it back. */
-static void test_hbm__leaves_others_what_they_have_taken(void **state)
-{
-	struct kvg_entry *entry = resident(1, SEGMENT);
-	struct kvg_holder holder = {0};
-	struct kvg_hbm *other = NULL;
-	struct kvg_hbm_options options = {
-		.backend = backend,
-		.budget = BUDGET,
-		.share = share,
-		.segment = SEGMENT,
-		.granularity = GRANULE,
-		.zeroed = true,
-		.margin = GRANULE,
-	};
-	unsigned live = seen.live;
-	int fd;
-
-	(void)state;
-	assert_int_equal(kvg_hbm_export(entry, 0, &fd), 0);
-	(void)close(fd);
-	seen.available = SEGMENT + GRANULE - 1;
-	kvg_hbm_stale(entry);
-	assert_int_equal(usage()->missing, SEGMENT);
-	assert_int_equal(usage()->used + usage()->reserve, BUDGET - SEGMENT);
-	assert_int_equal(kvg_hbm_new(&options, &other), -ENOMEM);
-	assert_int_equal(seen.live, live - 1);
-	/* What is kept can still be used; more is refused, though the budget would allow it. */
-	entry = resident(2, BUDGET - SEGMENT);
-	assert_int_equal(kvg_hbm_map(entry, &holder, false, &seen.maps[0]), 0);
-	assert_int_equal(try_admit(3, SEGMENT, 0), -ENOSPC);
-	(void)kvg_hbm_tick(hbm, 1);
-	seen.available = SEGMENT + GRANULE;
-	(void)kvg_hbm_tick(hbm, KVG_REFILL_MS);
-	assert_int_equal(kvg_hbm_missing(hbm), SEGMENT);
-	(void)kvg_hbm_tick(hbm, KVG_REFILL_MS + 1);
-	assert_int_equal(kvg_hbm_missing(hbm), 0);
-	seen.available = 0;
-	resident(3, SEGMENT);
-	kvg_hbm_unmap(seen.maps[0]);
 }
 
 /* An error of the device's: what is idle makes way, three times at most, then ENOSPC. */
@@ -545,53 +272,6 @@ static void test_hbm__clears_memory_before_it_is_shared(void **state)
 	assert_true(seen.synced);
 }
 
-/* When all is mapped, those who agreed are asked; the room is there when they have given back. */
-static void test_hbm__revokes_what_may_be_revoked(void **state)
-{
-	struct kvg_holder holder = {0};
-	struct kvg_map *fixed, *loose;
-
-	(void)state;
-	assert_int_equal(kvg_hbm_map(resident(1, BUDGET / 2), &holder, false, &fixed), 0);
-	assert_int_equal(kvg_hbm_map(resident(2, BUDGET / 2), &holder, true, &loose), 0);
-	assert_int_equal(try_admit(3, SEGMENT, 1000), -ENOSPC);
-	assert_int_equal(seen.revoked, 1);
-	assert_ptr_equal(seen.maps[0], loose);
-	assert_int_equal(try_admit(3, SEGMENT, 1000), -ENOSPC);
-	assert_int_equal(seen.revoked, 1);
-	assert_int_equal(kvg_hbm_tick(hbm, 1000), 1000 + KVG_REVOKE_MS);
-	kvg_hbm_unmap(loose);
-	assert_int_equal(try_admit(3, SEGMENT, 1001), 0);
-	kvg_hbm_staged(find(3));
-	kvg_hbm_unmap(fixed);
-}
-
-/* Who does not give back in time keeps the bytes on his account, and gets no more. */
-static void test_hbm__charges_orphans_to_their_holder(void **state)
-{
-	struct kvg_holder bad = {0}, good = {0};
-	struct kvg_map *kept, *map;
-
-	(void)state;
-	assert_int_equal(kvg_hbm_map(resident(1, BUDGET), &bad, true, &kept), 0);
-	assert_int_equal(try_admit(2, SEGMENT, 0), -ENOSPC);
-	assert_int_equal(kvg_hbm_tick(hbm, KVG_REVOKE_MS - 1), KVG_REVOKE_MS);
-	assert_int_equal(usage()->orphaned, 0);
-	assert_int_equal(kvg_hbm_tick(hbm, KVG_REVOKE_MS), 0);
-	assert_int_equal(usage()->orphaned, BUDGET);
-	assert_int_equal(bad.overdue, BUDGET);
-	/* The bytes are still somebody's: nobody else can have them. */
-	assert_int_equal(try_admit(2, SEGMENT, KVG_REVOKE_MS), -ENOSPC);
-	kvg_hbm_unmap(kept);
-	assert_int_equal(bad.overdue, 0);
-	assert_int_equal(usage()->used, 0);
-	resident(2, SEGMENT);
-	bad.overdue = 1;
-	assert_int_equal(kvg_hbm_map(find(2), &bad, true, &map), -EDQUOT);
-	assert_int_equal(kvg_hbm_map(find(2), &good, true, &map), 0);
-	kvg_hbm_unmap(map);
-}
-
 /* The second hint within a minute stages; the third begins anew. */
 static void test_hbm__takes_the_second_hint(void **state)
 {
@@ -737,10 +417,6 @@ int main(void)
 		TEST(evicts_the_least_recently_used),
 		TEST(keeps_users_and_versions_apart),
 		TEST(finds_what_covers_a_stretch),
-		cmocka_unit_test_setup_teardown(
-			test_hbm__one_user_has_his_share, setup_halves, teardown),
-		cmocka_unit_test_setup_teardown(
-			test_hbm__leaves_others_what_they_have_taken, setup_shared, teardown),
 		TEST(evicts_when_the_device_is_short),
 		TEST(survives_any_failed_allocation),
 		TEST(waits_longer_after_each_failure),
@@ -749,8 +425,6 @@ int main(void)
 		TEST(never_uses_an_exported_segment_again),
 		cmocka_unit_test_setup_teardown(
 			test_hbm__clears_memory_before_it_is_shared, setup_used, teardown),
-		TEST(revokes_what_may_be_revoked),
-		TEST(charges_orphans_to_their_holder),
 		TEST(takes_the_second_hint),
 		TEST(adds_up_in_a_random_walk),
 	};

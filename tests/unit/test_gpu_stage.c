@@ -4,231 +4,11 @@
  * link and drives. Time is simulated: a link of 55.6 GB/s with gaps of 2 us, drives of 14 GB/s.
  */
 #include <dirent.h>
-#include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <xxhash.h>
 
-#include "tests/unit/unit_stage.h"
-
-/* ---- A file ---- */
-
-struct file {
-	struct kvg_job job;
-	uint64_t size;
-	uint8_t *content;
-	uint8_t *device; /* memory of the segments */
-	struct kvg_target *targets;
-	struct kvg_chunk *chunks;
-	struct kv_gpu_extent *extents;
-	struct kvg_watermark mark;
-	int fd;
-};
-
-static struct kvg_stager *stager;
-
-static int setup(void **state)
-{
-	const struct kvg_backend_open open = {0};
-	char reasons[256];
-
-	(void)state;
-	memset(&sim, 0, sizeof(sim));
-	streams_made = 0;
-	sim.device_fd = memfd_create("drives", MFD_CLOEXEC);
-	if (ftruncate(sim.device_fd, (off_t)(DRIVES * (UINT64_C(1) << 30))) < 0 ||
-		kvg_backend_choose("host", &open, &backend, reasons, sizeof(reasons)) < 0)
-		return -1;
-	ops = kvg_backend_host;
-	ops.stream_new = sim_stream_new;
-	ops.stream_free = sim_stream_free;
-	ops.stream_sync = sim_stream_sync;
-	ops.copy = sim_copy;
-	ops.fill = sim_fill;
-	ops.event_new = sim_event_new;
-	ops.event_record = sim_event_record;
-	ops.event_query = sim_event_query;
-	ops.host_register = sim_register;
-	ops.host_unregister = sim_unregister;
-	backend->ops = &ops;
-	return 0;
-}
-
-static void start(unsigned drives, unsigned slots)
-{
-	const int devices[DRIVES] = {0};
-	const struct kvg_stager_options options = {
-		.backend = backend,
-		.io = &sim_io,
-		.devices = devices,
-		.device_count = drives,
-		.slots = slots,
-		.inline_workers = true,
-	};
-
-	assert_int_equal(kvg_stager_new(&options, &stager), 0);
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	if (!kvg_stager_free(stager))
-		return -1;
-	stager = NULL;
-	(void)close(sim.device_fd);
-	kvg_backend_close(backend);
-	return sim.registered == 0 ? 0 : -1;
-}
-
-/* Chunk I is on drive I mod DRIVES, in two extents that leave its block 100 out if SPLIT. */
-static void place_chunk(struct file *file, uint32_t i, unsigned drives, bool split)
-{
-	struct kvg_chunk *chunk = &file->chunks[i];
-	struct kv_gpu_extent *extents = &file->extents[2 * i];
-	uint64_t at = (uint64_t)i << 20, length = file->size - at < MIB ? file->size - at : MIB;
-	uint8_t *block = calloc(1, MIB);
-	uint32_t whole = (uint32_t)((length + 4095) & ~UINT64_C(4095));
-	XXH3_state_t *sum = XXH3_createState();
-
-	if (file->content)
-		memcpy(block, file->content + at, length);
-	extents[0] = (struct kv_gpu_extent){
-		.offset = (uint64_t)(i / drives) * 2 * MIB + 4096,
-		.length = split ? 100 * 4096 : whole,
-		.device = (uint16_t)(i % drives),
-	};
-	extents[1] = (struct kv_gpu_extent){
-		.offset = extents[0].offset + MIB,
-		.length = split ? whole - 101 * 4096 : 0,
-		.device = extents[0].device,
-		.block = 101,
-	};
-	*chunk = (struct kvg_chunk){
-		.where = KV_GPU_DEVICE, .first = 2 * i, .extents = split ? 2 : 1};
-	(void)XXH3_64bits_reset(sum);
-	for (unsigned k = 0; k < chunk->extents; k++) {
-		const uint8_t *from = block + (size_t)extents[k].block * 4096;
-
-		(void)XXH3_64bits_update(sum, from, extents[k].length);
-		if (!sim.timed)
-			assert_int_equal(pwrite(sim.device_fd, from, extents[k].length,
-						 (off_t)(extents[k].offset +
-							 extents[k].device * (UINT64_C(1) << 30))),
-				extents[k].length);
-	}
-	chunk->sum = XXH3_64bits_digest(sum);
-	XXH3_freeState(sum);
-	free(block);
-}
-
-static void file_init(struct file *file, uint64_t size, unsigned drives)
-{
-	uint32_t count = (uint32_t)((size + MIB - 1) >> 20);
-	unsigned targets = (unsigned)((size + SEGMENT - 1) / SEGMENT);
-	uint64_t room = (size + 2 * MIB - 1) & ~(2 * MIB - 1);
-
-	memset(file, 0, sizeof(*file));
-	file->size = size;
-	file->fd = memfd_create("file", MFD_CLOEXEC);
-	assert_int_equal(ftruncate(file->fd, (off_t)size), 0);
-	file->chunks = calloc(count, sizeof(*file->chunks));
-	file->extents = calloc(2ul * count, sizeof(*file->extents));
-	file->targets = calloc(targets, sizeof(*file->targets));
-	if (!sim.timed) {
-		file->content = malloc(size);
-		file->device = malloc(room);
-		memset(file->device, 0xdd, room);
-		for (uint64_t i = 0; i < size; i++)
-			file->content[i] = (uint8_t)(i * 7 ^ i >> 9 ^ i >> 17);
-		/* One hole, and a block that was never written. */
-		if (count > 3) {
-			memset(file->content + 2 * MIB, 0, MIB);
-			memset(file->content + MIB + 100 * 4096, 0, 4096);
-		}
-		assert_int_equal(pwrite(file->fd, file->content, size, 0), size);
-	}
-	for (uint32_t i = 0; i < count; i++)
-		place_chunk(file, i, drives, file->content && count > 3 && i == 1);
-	if (file->content && count > 3)
-		file->chunks[2] = (struct kvg_chunk){.where = KV_GPU_HOLE};
-	for (unsigned i = 0; i < targets; i++)
-		file->targets[i] = (struct kvg_target){
-			.address = (kvg_devptr)(uintptr_t)file->device + i * SEGMENT,
-			.size = room - i * SEGMENT < SEGMENT ? room - i * SEGMENT : SEGMENT,
-		};
-	file->job = (struct kvg_job){
-		.size = size,
-		.targets = file->targets,
-		.target_count = targets,
-		.object_fd = -1,
-		.chunks = file->chunks,
-		.extents = file->extents,
-		.file_fd = -1,
-		.watermark = &file->mark,
-	};
-}
-
-static void file_done(struct file *file)
-{
-	free(file->content);
-	free(file->device);
-	free(file->targets);
-	free(file->chunks);
-	free(file->extents);
-	(void)close(file->fd);
-}
-
-static double next_end(void)
-{
-	double next = sim.now_us + 1e6;
-
-	for (unsigned i = 0; i < sim.io_count && !sim.hang; i++)
-		if (sim.ios[i].end_us > sim.now_us && sim.ios[i].end_us < next)
-			next = sim.ios[i].end_us;
-	for (unsigned i = 0; i < 2; i++)
-		if (sim.stream_us[i] > sim.now_us && sim.stream_us[i] < next)
-			next = sim.stream_us[i];
-	/* A link that is used in turns: an earlier copy may end before the streams' last ones. */
-	if (next > sim.now_us + 50 && (sim.io_count > 0 || sim.link_free_us > sim.now_us))
-		next = sim.hang ? next : sim.now_us + 10;
-	return next;
-}
-
-/* Until the next job ends. */
-static struct kvg_job *run(void)
-{
-	struct kvg_job *job;
-
-	for (unsigned i = 0; i < 10000000; i++) {
-		bool progress = kvg_stager_step(stager);
-
-		job = kvg_stager_reap(stager);
-		if (job)
-			return job;
-		if (!progress)
-			sim.now_us = next_end();
-	}
-	fail_msg("the job does not end");
-	return NULL;
-}
-
-static int stage(struct file *file)
-{
-	kvg_stager_submit(stager, &file->job);
-	assert_ptr_equal(run(), &file->job);
-	return file->job.result;
-}
-
-static void assert_staged(const struct file *file)
-{
-	uint64_t room = (file->size + 2 * MIB - 1) & ~(2 * MIB - 1);
-
-	assert_memory_equal(file->device, file->content, file->size);
-	for (uint64_t i = file->size; i < room; i++)
-		assert_int_equal(file->device[i], 0);
-}
+#include "tests/unit/unit_stage_file.h"
 
 /* ---- Bytes ---- */
 
@@ -324,66 +104,6 @@ static void test_stage__brings_a_stretch_of_a_file(void **state)
 		assert_true(file.mark.staged < offset + size);
 		assert_true(size < 9 * MIB || file.mark.staged > offset);
 		file_done(&file);
-	}
-}
-
-/* What came later and is more urgent is there first; also if it becomes so only then. */
-static void test_stage__urgent_files_go_first(void **state)
-{
-	(void)state;
-	start(3, 2);
-	for (unsigned i = 0; i < 8; i++) {
-		bool object = i & 1, raised = i & 2, late = i & 4;
-		struct file slow, urgent;
-
-		file_init(&slow, 60 * MIB, 3);
-		file_init(&urgent, 30 * MIB, 3);
-		if (object) {
-			slow.job.object_fd = slow.fd;
-			urgent.job.object_fd = urgent.fd;
-		} else {
-			/* Both are on the same drives: one is read through the mount. */
-			for (unsigned k = 0; k < 60; k++)
-				slow.chunks[k].where = KV_GPU_FILE;
-			slow.job.file_fd = slow.fd;
-		}
-		urgent.job.priority = raised ? 0 : 2;
-		kvg_stager_submit(stager, &slow.job);
-		for (unsigned k = 0; k < 3 && late; k++)
-			(void)kvg_stager_step(stager);
-		kvg_stager_submit(stager, &urgent.job);
-		if (raised)
-			kvg_stager_raise(stager, &urgent.job, 2);
-		assert_ptr_equal(run(), &urgent.job);
-		assert_ptr_equal(run(), &slow.job);
-		assert_int_equal(urgent.job.result, 0);
-		assert_int_equal(slow.job.result, 0);
-		assert_staged(&urgent);
-		assert_staged(&slow);
-		file_done(&slow);
-		file_done(&urgent);
-	}
-}
-
-/* Several at once, of both kinds. */
-static void test_stage__stages_many_files_at_once(void **state)
-{
-	struct file files[6];
-
-	(void)state;
-	start(3, 4);
-	for (unsigned i = 0; i < 6; i++) {
-		file_init(&files[i], 5 * MIB * (i + 1) + i, 3);
-		/* All are on the same drives: only one of them can be there. */
-		if (i != 5)
-			files[i].job.object_fd = files[i].fd;
-		kvg_stager_submit(stager, &files[i].job);
-	}
-	for (unsigned i = 0; i < 6; i++)
-		assert_int_equal(run()->result, 0);
-	for (unsigned i = 0; i < 6; i++) {
-		assert_staged(&files[i]);
-		file_done(&files[i]);
 	}
 }
 
@@ -562,18 +282,20 @@ static void test_stage__waits_for_what_a_failed_copy_began(void **state)
 	(void)state;
 	start(3, 4);
 	file_init(&file, 4 * MIB, 3);
-	for (unsigned record = 0; record < 2; record++) {
-		sim.half_copies = record ? 0 : 1;
+	for (unsigned how = 0; how < 3; how++) {
+		sim.half_copies = how == 0;
 		kvg_stager_submit(stager, &file.job);
 		while (sim.copies == 0) {
 			if (!kvg_stager_step(stager))
 				sim.now_us = next_end();
-			sim.fail_records = record;
+			sim.fail_records = how == 1;
+			/* The mark cannot be looked at, before the copy has ended. */
+			sim.fail_queries = how == 2 && sim.copies > 0;
 		}
 		assert_ptr_equal(run(), &file.job);
 		assert_int_equal(file.job.result, -EIO);
 		assert_true(sim.now_us >= sim.link_free_us);
-		sim.fail_records = sim.copies = 0;
+		sim.fail_records = sim.fail_queries = sim.copies = 0;
 	}
 	assert_int_equal(stage(&file), 0);
 	assert_staged(&file);
@@ -622,6 +344,62 @@ static void test_stage__fills_slow_drives(void **state)
 }
 
 /* ---- With threads, on a real file ---- */
+
+static struct {
+	unsigned plain; /* reads into memory that is not registered */
+	unsigned fixed;
+	int lend_result;
+} reads;
+
+static int watched_submit(void *context, struct kv_io_queue *queue, struct kv_io *io)
+{
+	reads.plain += io->buffer < 0;
+	reads.fixed += io->buffer >= 0;
+	return kv_io_real()->submit(context, queue, io);
+}
+
+static int watched_lend(
+	void *context, struct kv_io_queue *queue, void *memory, size_t size, unsigned count)
+{
+	if (reads.lend_result == 0)
+		reads.lend_result = kv_io_real()->lend(context, queue, memory, size, count);
+	return reads.lend_result;
+}
+
+/* Reads go into the ring as registered buffers, or as plain memory where that is refused. */
+static void test_stage__lends_the_ring_to_the_kernel(void **state)
+{
+	struct kv_io_ops io = *kv_io_real();
+	struct kvg_stager_options options = {.io = &io, .device_count = 1, .slots = 3};
+
+	(void)state;
+	ops = kvg_backend_host;
+	options.backend = backend;
+	options.devices = &sim.device_fd;
+	io.submit = watched_submit;
+	io.lend = watched_lend;
+	for (unsigned refused = 0; refused < 2; refused++) {
+		struct pollfd fd = {.events = POLLIN};
+		struct file file;
+
+		memset(&reads, 0, sizeof(reads));
+		reads.lend_result = refused ? -ENOMEM : 0;
+		assert_int_equal(kvg_stager_new(&options, &stager), 0);
+		file_init(&file, 45 * MIB + 3, 1);
+		kvg_stager_submit(stager, &file.job);
+		fd.fd = kvg_stager_fd(stager);
+		assert_int_equal(poll(&fd, 1, 60000), 1);
+		assert_ptr_equal(kvg_stager_reap(stager), &file.job);
+		assert_int_equal(file.job.result, 0);
+		assert_staged(&file);
+		/* Where io_uring itself is refused there is nothing to lend. */
+		assert_int_equal(reads.lend_result == 0 ? reads.plain : reads.fixed, 0);
+		assert_true(reads.plain + reads.fixed >= 45);
+		assert_true(kvg_stager_free(stager));
+		stager = NULL;
+		file_done(&file);
+	}
+}
 
 static void test_stage__works_with_threads(void **state)
 {
@@ -725,8 +503,6 @@ int main(void)
 		TEST(brings_bytes_from_dram),
 		TEST(copies_by_the_ring_what_cannot_be_registered),
 		TEST(brings_a_stretch_of_a_file),
-		TEST(urgent_files_go_first),
-		TEST(stages_many_files_at_once),
 		TEST(watermark_follows_the_bytes),
 		TEST(reads_through_the_mount_what_fails),
 		TEST(fails_when_bytes_are_not_to_be_had),
@@ -738,6 +514,7 @@ int main(void)
 		TEST(fills_the_link_from_dram),
 		TEST(fills_the_link_from_drives),
 		TEST(fills_slow_drives),
+		TEST(lends_the_ring_to_the_kernel),
 		TEST(works_with_threads),
 		TEST(threads_run_near_the_device),
 	};

@@ -71,9 +71,11 @@ static void test_wire__carries_all_fields(void **state)
 	sent.type = KVG_PREFETCH;
 	sent.flags = 0;
 	sent.priority = -7;
+	sent.ttl_ms = UINT32_MAX;
 	assert_int_equal(kvg_send(pair[0], &sent), 0);
 	assert_int_equal(kvg_receive(pair[1], &got), 0);
 	assert_int_equal(got.priority, -7);
+	assert_true(got.ttl_ms == UINT32_MAX && got.version == KVG_WIRE_VERSION);
 	message_init(KVG_READY);
 	sent.status = -EIO;
 	assert_int_equal(kvg_send(pair[0], &sent), 0);
@@ -215,7 +217,7 @@ static void test_wire__refuses_what_is_no_packet(void **state)
 		int result;
 	} wrong[] = {
 		{0, 'x', -EPROTO},                                                 /* magic */
-		{4, 2, -EPROTONOSUPPORT},                                          /* version */
+		{4, 1, -EPROTONOSUPPORT}, {5, 1, -EPROTONOSUPPORT},                /* version */
 		{6, 0, -EPROTO},                                                   /* type */
 		{6, _KVG_TYPE_MAX, -EPROTO}, {7, 1, -EPROTO}, {11, 0x80, -EPROTO}, /* flags */
 		{8, KVG_FLAG_REPLY, -EPROTO}, /* there is no reply to UNMAP */
@@ -223,7 +225,7 @@ static void test_wire__refuses_what_is_no_packet(void **state)
 		{48, 1, -EPROTO},             /* a positive status */
 		{52, 1, -EPROTO},             /* payload that is not there */
 		{56, 1, -EPROTO},             /* a priority, of nothing to be staged */
-		{60, 1, -EPROTO},             /* reserved */
+		{60, 1, -EPROTO},             /* a time, of the same */
 	};
 	uint8_t data[KVG_HEADER_SIZE + 8];
 
@@ -250,6 +252,30 @@ static void test_wire__refuses_what_is_no_packet(void **state)
 	sent.segments = 1;
 	kvg_message_encode(&sent, data);
 	assert_int_equal(decode(data, KVG_HEADER_SIZE + 8), 0);
+}
+
+/* Of a packet of another version is told what an answer needs, whatever else is in it. */
+static void test_wire__tells_another_version(void **state)
+{
+	uint8_t data[KVG_HEADER_SIZE + 3];
+
+	(void)state;
+	memset(data, 0xee, sizeof(data));
+	message_init(KVG_HELLO);
+	sent.flags = KVG_FLAG_REPLY;
+	sent.id = 77;
+	sent.status = -EPROTONOSUPPORT;
+	kvg_message_encode(&sent, data);
+	data[4] = 9;
+	data[5] = 1;
+	data[60] = 5;
+	assert_int_equal(decode(data, sizeof(data)), -EPROTONOSUPPORT);
+	assert_int_equal(got.version, 256 + 9);
+	assert_int_equal(got.type, KVG_HELLO);
+	assert_int_equal(got.flags, KVG_FLAG_REPLY);
+	assert_int_equal(got.id, 77);
+	assert_int_equal(got.status, -EPROTONOSUPPORT);
+	assert_int_equal(got.fd_count, 0);
 }
 
 /* The ends of a connection are told apart from bad packets. */
@@ -326,6 +352,7 @@ int main(void)
 			test_wire__closes_what_an_empty_packet_brings, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_wire__refuses_what_is_no_packet, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_wire__tells_another_version, setup, teardown),
 		cmocka_unit_test_setup_teardown(
 			test_wire__says_how_a_connection_is, setup, teardown),
 		cmocka_unit_test(test_wire__survives_random_packets),

@@ -44,7 +44,9 @@ static struct {
 	unsigned fail_copies;
 	unsigned half_copies; /* fail, and some of their bytes are under way */
 	unsigned fail_records;
+	unsigned fail_queries;
 	unsigned copies;
+	uint64_t longest_copy;
 } sim;
 
 static struct kvg_backend_ops ops;
@@ -52,7 +54,7 @@ static struct kvg_backend *backend;
 
 /* ---- The drives ---- */
 
-static int sim_queue_new(void *context, const int *handles, unsigned count, unsigned depth,
+static inline int sim_queue_new(void *context, const int *handles, unsigned count, unsigned depth,
 	struct kv_io_queue **ret_queue)
 {
 	(void)context;
@@ -63,14 +65,14 @@ static int sim_queue_new(void *context, const int *handles, unsigned count, unsi
 	return 0;
 }
 
-static void sim_queue_free(void *context, struct kv_io_queue *queue)
+static inline void sim_queue_free(void *context, struct kv_io_queue *queue)
 {
 	(void)context;
 	(void)queue;
 	assert_int_equal(sim.io_count, 0);
 }
 
-static int sim_submit(void *context, struct kv_io_queue *queue, struct kv_io *io)
+static inline int sim_submit(void *context, struct kv_io_queue *queue, struct kv_io *io)
 {
 	double *drive = &sim.drive_free_us[io->device];
 	double start = sim.now_us + DRIVE_LATENCY_US;
@@ -88,7 +90,7 @@ static int sim_submit(void *context, struct kv_io_queue *queue, struct kv_io *io
 	return 0;
 }
 
-static bool sim_strike(unsigned *counter)
+static inline bool sim_strike(unsigned *counter)
 {
 	if (*counter == 0)
 		return false;
@@ -96,7 +98,7 @@ static bool sim_strike(unsigned *counter)
 	return true;
 }
 
-static int sim_transfer(const struct kv_io *io)
+static inline int sim_transfer(const struct kv_io *io)
 {
 	if (sim_strike(&sim.fail_reads))
 		return -EIO;
@@ -109,7 +111,7 @@ static int sim_transfer(const struct kv_io *io)
 	return sim_strike(&sim.short_reads) ? (int)io->length / 2 : (int)io->length;
 }
 
-static int sim_reap(void *context, struct kv_io_queue *queue, bool wait,
+static inline int sim_reap(void *context, struct kv_io_queue *queue, bool wait,
 	struct kv_io_completion *ret_completions, unsigned capacity)
 {
 	unsigned count = 0;
@@ -151,20 +153,20 @@ struct sim_event {
 
 static unsigned streams_made;
 
-static int sim_stream_new(struct kvg_backend *b, kvg_stream *ret_stream)
+static inline int sim_stream_new(struct kvg_backend *b, kvg_stream *ret_stream)
 {
 	(void)b;
 	*ret_stream = &sim.stream_us[streams_made++ % 2];
 	return 0;
 }
 
-static void sim_stream_free(struct kvg_backend *b, kvg_stream stream)
+static inline void sim_stream_free(struct kvg_backend *b, kvg_stream stream)
 {
 	(void)b;
 	(void)stream;
 }
 
-static int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind kind,
+static inline int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind kind,
 	const struct kvg_copy *copies, size_t count)
 {
 	uint64_t bytes = 0;
@@ -174,6 +176,8 @@ static int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind
 		return -EIO;
 	for (size_t i = 0; i < count; i++)
 		bytes += copies[i].size;
+	if (bytes > sim.longest_copy)
+		sim.longest_copy = bytes;
 	if (sim.link_free_us < sim.now_us)
 		sim.link_free_us = sim.now_us;
 	sim.link_free_us += LINK_GAP_US + (double)bytes / LINK_BYTES_PER_US;
@@ -184,21 +188,22 @@ static int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind
 	return sim.timed ? 0 : kvg_backend_host.copy(b, NULL, kind, copies, count);
 }
 
-static int sim_fill(
+static inline int sim_fill(
 	struct kvg_backend *b, kvg_stream stream, kvg_devptr to, uint8_t byte, uint64_t size)
 {
 	*(double *)stream = sim.now_us;
 	return sim.timed ? 0 : kvg_backend_host.fill(b, NULL, to, byte, size);
 }
 
-static int sim_event_new(struct kvg_backend *b, struct kvg_event **ret_event)
+static inline int sim_event_new(struct kvg_backend *b, struct kvg_event **ret_event)
 {
 	(void)b;
 	*ret_event = calloc(1, sizeof(struct sim_event));
 	return 0;
 }
 
-static int sim_event_record(struct kvg_backend *b, struct kvg_event *event, kvg_stream stream)
+static inline int sim_event_record(
+	struct kvg_backend *b, struct kvg_event *event, kvg_stream stream)
 {
 	(void)b;
 	if (sim_strike(&sim.fail_records))
@@ -207,7 +212,7 @@ static int sim_event_record(struct kvg_backend *b, struct kvg_event *event, kvg_
 	return 0;
 }
 
-static int sim_stream_sync(struct kvg_backend *b, kvg_stream stream)
+static inline int sim_stream_sync(struct kvg_backend *b, kvg_stream stream)
 {
 	(void)b;
 	if (sim.now_us < *(double *)stream)
@@ -215,13 +220,15 @@ static int sim_stream_sync(struct kvg_backend *b, kvg_stream stream)
 	return 0;
 }
 
-static int sim_event_query(struct kvg_backend *b, struct kvg_event *event)
+static inline int sim_event_query(struct kvg_backend *b, struct kvg_event *event)
 {
 	(void)b;
+	if (sim_strike(&sim.fail_queries))
+		return -EIO;
 	return ((struct sim_event *)event)->end_us <= sim.now_us ? 0 : -EAGAIN;
 }
 
-static int sim_register(struct kvg_backend *b, void *memory, uint64_t size, unsigned flags)
+static inline int sim_register(struct kvg_backend *b, void *memory, uint64_t size, unsigned flags)
 {
 	if (sim_strike(&sim.refuse_registers))
 		return -ENOMEM;
@@ -231,7 +238,7 @@ static int sim_register(struct kvg_backend *b, void *memory, uint64_t size, unsi
 	return kvg_backend_host.host_register(b, memory, size, flags);
 }
 
-static void sim_unregister(struct kvg_backend *b, void *memory)
+static inline void sim_unregister(struct kvg_backend *b, void *memory)
 {
 	(void)b;
 	(void)memory;
