@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The node table, and the choice of a node for a caller: see node.h. */
+/* The node table, and the life of a node: see node.h. */
 
 #include "fs/node_internal.h"
 
-#include <stdio.h>
 #include <sys/stat.h>
 
-#include "fs/caller.h"
-#include "fs/handle.h"
-#include "fs/notify.h"
 #include "fs/parking.h"
-#include "fs/retry.h"
 #include "fs/takeover.h"
 #include "fs/users.h"
 
@@ -71,8 +66,9 @@ struct kv_node *kv_node_find(struct kv_daemon *daemon, uint64_t nodeid)
 	return node;
 }
 
-static struct kv_node *find_by_ino(struct kv_nodes *nodes, uint64_t ino)
+struct kv_node *kv_node_find_plain(struct kv_daemon *daemon, uint64_t ino)
 {
+	struct kv_nodes *nodes = daemon->nodes;
 	struct kv_node key = {.ino = ino};
 	struct kv_node *node;
 
@@ -84,7 +80,7 @@ static struct kv_node *find_by_ino(struct kv_nodes *nodes, uint64_t ino)
 
 uint64_t kv_node_directory_id(struct kv_daemon *daemon, uint64_t ino)
 {
-	struct kv_node *node = find_by_ino(daemon->nodes, ino);
+	struct kv_node *node = kv_node_find_plain(daemon, ino);
 
 	return node ? node->id : 0;
 }
@@ -118,8 +114,7 @@ static uint64_t next_id(struct kv_nodes *nodes, uint64_t ino, enum kv_node_kind 
 						     : nodes->next_id++;
 }
 
-/* With the nodeid ID, or a new one if that is 0. */
-static struct kv_node *node_new(
+struct kv_node *kv_node_new_plain(
 	struct kv_nodes *nodes, uint64_t ino, enum kv_node_kind kind, uint64_t id)
 {
 	struct kv_node *node = calloc(1, sizeof(*node));
@@ -152,7 +147,7 @@ int kv_nodes_new(struct kv_daemon *daemon, struct kv_nodes **ret_nodes)
 	RB_INIT(&nodes->by_ino);
 	nodes->takeover = daemon->takeover;
 	nodes->next_id = FUSE_ROOT_ID;
-	root = node_new(nodes, KV_ROOT_INO, KV_NODE_DIRECTORY, 0);
+	root = kv_node_new_plain(nodes, KV_ROOT_INO, KV_NODE_DIRECTORY, 0);
 	if (!root) {
 		free(nodes);
 		return -ENOMEM;
@@ -165,20 +160,20 @@ int kv_nodes_new(struct kv_daemon *daemon, struct kv_nodes **ret_nodes)
 
 /* ---- The nodes of one file (its stripe held) ---- */
 
-static struct kv_node *file_nodes(struct kv_file *file)
+struct kv_node *kv_node_first(struct kv_file *file)
 {
 	return *kv_file_cookie(file);
 }
 
 static void file_nodes_add(struct kv_file *file, struct kv_node *node)
 {
-	node->sibling = file_nodes(file);
+	node->sibling = kv_node_first(file);
 	*kv_file_cookie(file) = node;
 }
 
 static void file_nodes_remove(struct kv_file *file, struct kv_node *node)
 {
-	struct kv_node *other = file_nodes(file);
+	struct kv_node *other = kv_node_first(file);
 
 	if (other == node) {
 		*kv_file_cookie(file) = node->sibling;
@@ -191,7 +186,7 @@ static void file_nodes_remove(struct kv_file *file, struct kv_node *node)
 
 struct kv_node *kv_node_published_of(struct kv_file *file)
 {
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+	for (struct kv_node *node = kv_node_first(file); node; node = node->sibling)
 		if (node->kind == KV_NODE_PUBLISHED && !node->retired)
 			return node;
 	return NULL;
@@ -199,7 +194,7 @@ struct kv_node *kv_node_published_of(struct kv_file *file)
 
 struct kv_node *kv_node_any_writer(struct kv_file *file)
 {
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+	for (struct kv_node *node = kv_node_first(file); node; node = node->sibling)
 		if (node->kind == KV_NODE_WRITING && node->active)
 			return node;
 	return NULL;
@@ -207,7 +202,7 @@ struct kv_node *kv_node_any_writer(struct kv_file *file)
 
 struct kv_node *kv_node_any_draft(struct kv_file *file)
 {
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+	for (struct kv_node *node = kv_node_first(file); node; node = node->sibling)
 		if (node->kind == KV_NODE_WRITING && node->active && node->version)
 			return node;
 	return NULL;
@@ -215,13 +210,13 @@ struct kv_node *kv_node_any_draft(struct kv_file *file)
 
 struct kv_node *kv_node_writer_of(struct kv_file *file, pid_t process)
 {
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
+	for (struct kv_node *node = kv_node_first(file); node; node = node->sibling)
 		if (node->kind == KV_NODE_WRITING && node->active && node->writer == process)
 			return node;
 	return NULL;
 }
 
-static struct kv_node *file_node_new(
+struct kv_node *kv_node_new(
 	struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind, uint64_t id)
 {
 	_cleanup_free_ struct kv_draft *draft = NULL;
@@ -236,7 +231,7 @@ static struct kv_node *file_node_new(
 	}
 	if (kv_file_get(daemon->core, ino, &file) < 0)
 		return NULL;
-	node = node_new(daemon->nodes, ino, kind, id);
+	node = kv_node_new_plain(daemon->nodes, ino, kind, id);
 	if (!node) {
 		kv_file_put(file);
 		return NULL;
@@ -245,11 +240,6 @@ static struct kv_node *file_node_new(
 	node->file = file;
 	file_nodes_add(file, node);
 	return node;
-}
-
-struct kv_node *kv_node_new(struct kv_daemon *daemon, uint64_t ino, enum kv_node_kind kind)
-{
-	return file_node_new(daemon, ino, kind, 0);
 }
 
 static bool is_pending(const struct kv_daemon *daemon, const struct kv_node *node)
@@ -321,7 +311,7 @@ bool kv_node_orphan_file(struct kv_daemon *daemon, struct kv_file *file)
 	bool known = false;
 
 	/* To the core a node that the kernel knows is an open one from here on. */
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling) {
+	for (struct kv_node *node = kv_node_first(file); node; node = node->sibling) {
 		if (!node->orphan)
 			kv_file_opened(file);
 		node->orphan = true;
@@ -335,7 +325,7 @@ bool kv_node_orphan_file(struct kv_daemon *daemon, struct kv_file *file)
 bool kv_node_orphan(struct kv_daemon *daemon, const struct kv_inode *inode)
 {
 	KV_LOCKED(kv_node_lock(daemon, inode->ino));
-	struct kv_node *node = S_ISREG(inode->mode) ? NULL : find_by_ino(daemon->nodes, inode->ino);
+	struct kv_node *node = S_ISREG(inode->mode) ? NULL : kv_node_find_plain(daemon, inode->ino);
 	struct kv_file *file = node ? NULL : kv_file_find(daemon->core, inode->ino);
 	bool known = node != NULL;
 
@@ -427,320 +417,4 @@ void kv_node_closed(struct kv_daemon *daemon, struct kv_node *node, bool may_wri
 		node->mode = KV_NODE_CLOSED;
 	kv_file_closed(node->file);
 	kv_node_free_if_unused(daemon, node);
-}
-
-/* ---- The node for a caller ---- */
-
-static int directory_node(
-	struct kv_daemon *daemon, const struct kv_inode *inode, struct kv_node **ret_node)
-{
-	struct kv_node *node = find_by_ino(daemon->nodes, inode->ino);
-
-	if (!node)
-		node = node_new(daemon->nodes, inode->ino,
-			S_ISDIR(inode->mode) ? KV_NODE_DIRECTORY : KV_NODE_SYMLINK, 0);
-	if (!node)
-		return -ENOMEM;
-	kv_node_set_lookups(daemon, node, node->lookups + 1);
-	*ret_node = node;
-	return 0;
-}
-
-static void note_version(struct kv_daemon *daemon, struct kv_node *node)
-{
-	struct kv_version_attr attr;
-
-	if (!daemon->takeover)
-		return;
-	kv_version_attr(node->version, &attr);
-	kv_takeover_set_version(daemon->takeover, node->id, attr.number, attr.mtime_ns);
-}
-
-/*
- * A writing node becomes the published node of FILE, for it shows the current version, and nothing
- * can change it any more. Not where the kernel may keep what is of its writer's time.
- */
-static struct kv_node *settle_writer(struct kv_daemon *daemon, struct kv_file *file)
-{
-	struct kv_node *node = file_nodes(file);
-
-	while (node && (node->kind != KV_NODE_WRITING || node->active || node->borrowed ||
-			       node->opens > 0 || node->lost || node->cached || !node->version ||
-			       !kv_file_is_current(file, node->version)))
-		node = node->sibling;
-	/* The next daemon knows what kind of node an id is of. */
-	if (!node || daemon->takeover)
-		return NULL;
-	kv_draft_done(node->draft);
-	free(node->draft);
-	node->draft = NULL;
-	node->user = kv_user_unref(node->user);
-	node->kind = KV_NODE_PUBLISHED;
-	return node;
-}
-
-/* The node of FILE's current version, made if the one that is there shows an older one. */
-static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct kv_node **ret_node)
-{
-	struct kv_node *node = kv_node_published_of(file);
-	struct kv_version *version;
-	int r;
-
-	if (node && kv_file_is_current(file, node->version)) {
-		*ret_node = node;
-		return 0;
-	}
-	*ret_node = settle_writer(daemon, file);
-	if (*ret_node && node)
-		node->retired = true;
-	if (*ret_node)
-		return 0;
-	r = kv_file_current(file, &version);
-	if (r < 0)
-		return r;
-	if (node)
-		node->retired = true;
-	node = kv_node_new(daemon, kv_file_ino(file), KV_NODE_PUBLISHED);
-	if (!node) {
-		kv_version_unref(version);
-		return -ENOMEM;
-	}
-	node->version = version;
-	note_version(daemon, node);
-	*ret_node = node;
-	return 0;
-}
-
-/* As the comment of kv_node_for says, for a regular file, its stripe held. */
-static int file_node(
-	struct kv_daemon *daemon, struct kv_file *file, pid_t pid, struct kv_node **ret_node)
-{
-	struct kv_node *writer = kv_node_any_writer(file);
-	struct kv_node *own = NULL;
-	struct kv_node *draft;
-	int r;
-
-	if (writer)
-		own = kv_node_writer_of(file, kv_caller_process(pid));
-	if (own) {
-		*ret_node = own;
-		return 0;
-	}
-	r = published_node(daemon, file, ret_node);
-	draft = r == -ENOENT ? kv_node_any_draft(file) : NULL;
-	if (!draft)
-		return r;
-	/* Nothing published yet: the name is there, and an open for reading waits. */
-	*ret_node = draft;
-	return 0;
-}
-
-int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pid,
-	struct kv_node **ret_node, bool *ret_cacheable)
-{
-	KV_LOCKED(kv_node_lock(daemon, inode->ino));
-	struct kv_file *file;
-	struct kv_node *node;
-	int r;
-
-	if (!S_ISREG(inode->mode)) {
-		*ret_cacheable = true;
-		return directory_node(daemon, inode, ret_node);
-	}
-	r = kv_file_get(daemon->core, inode->ino, &file);
-	if (r < 0)
-		return r;
-	/* Who was sent here to write gets a node of its own, whatever file the name is of by now.
-	 */
-	if (kv_retry_pending(daemon->retries, pid, kv_core_now_ns(daemon->core)))
-		r = kv_node_add_writer(daemon, file, kv_caller_process(pid));
-	if (r == 0)
-		r = file_node(daemon, file, pid, &node);
-	if (r == 0) {
-		kv_node_set_lookups(daemon, node, node->lookups + 1);
-		*ret_node = node;
-		*ret_cacheable = !kv_node_any_writer(file) && inode->nlink == 1;
-	}
-	kv_file_put(file);
-	return r;
-}
-
-int kv_node_for_listing(
-	struct kv_daemon *daemon, const struct kv_inode *inode, struct kv_node **ret_node)
-{
-	KV_LOCKED(kv_node_lock(daemon, inode->ino));
-	struct kv_file *file;
-	int r;
-
-	*ret_node = NULL;
-	if (!S_ISREG(inode->mode))
-		return directory_node(daemon, inode, ret_node);
-	if (inode->nlink != 1)
-		return 0;
-	r = kv_file_get(daemon->core, inode->ino, &file);
-	if (r < 0)
-		return r;
-	if (!kv_node_any_writer(file)) {
-		r = published_node(daemon, file, ret_node);
-		if (r == 0)
-			kv_node_set_lookups(daemon, *ret_node, (*ret_node)->lookups + 1);
-	}
-	kv_file_put(file);
-	return r == -ENOENT ? 0 : r;
-}
-
-void kv_node_retire_published(struct kv_daemon *daemon, uint64_t ino)
-{
-	KV_LOCKED(kv_node_lock(daemon, ino));
-	struct kv_file *file = kv_file_find(daemon->core, ino);
-	struct kv_node *node;
-
-	if (!file)
-		return;
-	node = kv_node_published_of(file);
-	if (node)
-		node->retired = true;
-	kv_file_put(file);
-}
-
-void kv_node_check_entry(struct kv_daemon *daemon, uint64_t ino)
-{
-	KV_LOCKED(kv_node_lock(daemon, ino));
-	struct kv_file *file = kv_file_find(daemon->core, ino);
-	bool stale = false;
-
-	if (!file)
-		return;
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
-		stale |= node->kind == KV_NODE_PUBLISHED && node->retired && node->lookups > 0;
-	if (stale)
-		kv_node_notify_name(daemon, ino);
-	kv_file_put(file);
-}
-
-void kv_node_attributes_changed(struct kv_daemon *daemon, struct kv_node *node)
-{
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-
-	for (struct kv_node *other = file_nodes(node->file); other; other = other->sibling)
-		if (other != node && other->lookups > 0)
-			(void)kv_notify_attributes(daemon->notify, other->id);
-}
-
-void kv_node_drop_pages(struct kv_daemon *daemon, uint64_t ino)
-{
-	KV_LOCKED(kv_node_lock(daemon, ino));
-	struct kv_file *file = kv_file_find(daemon->core, ino);
-
-	if (!file)
-		return;
-	for (struct kv_node *node = file_nodes(file); node; node = node->sibling)
-		if (node->kind == KV_NODE_PUBLISHED && node->lookups > 0)
-			(void)kv_notify_pages(daemon->notify, node->id);
-	kv_file_put(file);
-}
-
-/* ---- After a restart ---- */
-
-/* What the kernel knows may have lost its name: nobody else keeps it. */
-static void resume_orphan(struct kv_daemon *daemon, struct kv_node *node)
-{
-	struct kv_inode inode;
-
-	if (kv_index_get(daemon->index, node->ino, &inode) == 0 && inode.nlink == 0)
-		(void)kv_node_orphan_file(daemon, node->file);
-}
-
-/* The version that a node of before has shown, and whether it is an old one. */
-static int resume_version(struct kv_daemon *daemon, const struct kv_takeover_record *record,
-	struct kv_version **ret_version, bool *ret_kept)
-{
-	struct kv_version_attr attr = {0};
-	struct kv_version *version;
-	struct kv_file *file;
-	int r = kv_file_get(daemon->core, record->ino, &file);
-
-	if (r < 0)
-		return r;
-	r = kv_file_current(file, &version);
-	if (r == 0)
-		kv_version_attr(version, &attr);
-	*ret_kept = attr.number != record->version;
-	if (r == 0 && *ret_kept)
-		kv_version_unref(version);
-	if (*ret_kept) {
-		r = kv_version_keep(file, record->version, &version);
-		if (r == 0)
-			kv_version_set_times(version, record->mtime_ns, INT64_MIN);
-	}
-	if (r == 0)
-		*ret_version = version;
-	kv_file_put(file);
-	return r;
-}
-
-static int resume_file(
-	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
-{
-	struct kv_version *version = NULL;
-	struct kv_node *node;
-	bool kept;
-
-	if (resume_version(daemon, record, &version, &kept) < 0)
-		return -ENOENT;
-	node = file_node_new(daemon, record->ino, KV_NODE_PUBLISHED, nodeid);
-	if (!node) {
-		kv_version_unref(version);
-		return -ENOENT;
-	}
-	node->version = version;
-	node->kept = kept;
-	/* The kernel's mode for it is not known: LOOKUP makes another. */
-	node->retired = true;
-	node->lookups = record->lookups;
-	resume_orphan(daemon, node);
-	return 0;
-}
-
-int kv_node_resume(
-	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
-{
-	KV_LOCKED(kv_node_lock(daemon, record->ino));
-	struct kv_node *node;
-
-	if (record->lookups == 0) {
-		kv_takeover_remove(daemon->takeover, nodeid);
-		return 0;
-	}
-	if (record->kind == KV_NODE_PUBLISHED)
-		return resume_file(daemon, nodeid, record);
-	if (record->kind != KV_NODE_DIRECTORY && record->kind != KV_NODE_SYMLINK)
-		return -ENOENT;
-	/* Whether or not there is such a directory: then its index says so. */
-	node = node_new(daemon->nodes, record->ino, (enum kv_node_kind)record->kind, nodeid);
-	if (!node)
-		return -ENOENT;
-	node->lookups = record->lookups;
-	return 0;
-}
-
-struct kv_handle *kv_node_old_handle(struct kv_daemon *daemon, struct kv_node *node)
-{
-	KV_LOCKED(kv_node_lock(daemon, node->ino));
-	struct kv_handle *handle = node->old_handle;
-	enum kv_access access;
-
-	if (handle)
-		return handle;
-	handle = calloc(1, sizeof(*handle));
-	/* As by O_DIRECT: nothing is waited for. */
-	if (!handle || (!node->kept && kv_version_open(node->version, true, &access) < 0)) {
-		free(handle);
-		return NULL;
-	}
-	handle->node = node;
-	handle->version = node->version;
-	kv_file_opened(node->file);
-	node->old_handle = handle;
-	return handle;
 }

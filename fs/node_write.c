@@ -16,7 +16,7 @@
 int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_node **ret_node)
 {
 	KV_LOCKED(kv_node_lock(daemon, ino));
-	struct kv_node *node = kv_node_new(daemon, ino, KV_NODE_WRITING);
+	struct kv_node *node = kv_node_new(daemon, ino, KV_NODE_WRITING, 0);
 	int r;
 
 	if (!node)
@@ -45,7 +45,7 @@ int kv_node_add_writer(struct kv_daemon *daemon, struct kv_file *file, pid_t pro
 	struct kv_node *writer = kv_node_writer_of(file, process);
 
 	if (!writer) {
-		writer = kv_node_new(daemon, kv_file_ino(file), KV_NODE_WRITING);
+		writer = kv_node_new(daemon, kv_file_ino(file), KV_NODE_WRITING, 0);
 		if (!writer)
 			return -ENOMEM;
 		writer->writer = process;
