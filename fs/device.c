@@ -27,6 +27,18 @@ struct opening {
 	struct kv_error error;
 };
 
+int kv_device_open(
+	const struct kv_io_ops *ops, const char *path, int *ret_handle, uint64_t *ret_size)
+{
+	for (unsigned waited_ms = 0;; waited_ms += BUSY_POLL_MS) {
+		int r = ops->open(ops->context, path, false, 0, ret_handle, ret_size);
+
+		if (r != -EBUSY || waited_ms >= BUSY_WAIT_MS)
+			return r;
+		(void)usleep(BUSY_POLL_MS * 1000);
+	}
+}
+
 int kv_device_open_error(const struct kv_error *error, const char *path, int r)
 {
 	switch (r) {
@@ -218,12 +230,7 @@ static int open_device(struct opening *opening, unsigned number)
 
 	if (!path)
 		return kv_fail(&opening->error, -ENOMEM, "out of memory");
-	for (unsigned waited_ms = 0;; waited_ms += BUSY_POLL_MS) {
-		r = ops->open(ops->context, path, false, 0, &device->handle, &device->size);
-		if (r != -EBUSY || waited_ms >= BUSY_WAIT_MS)
-			break;
-		(void)usleep(BUSY_POLL_MS * 1000);
-	}
+	r = kv_device_open(ops, path, &device->handle, &device->size);
 	if (r < 0)
 		return kv_device_open_error(&opening->error, path, r);
 	device->path = kv_steal_ptr(&path);

@@ -56,7 +56,7 @@ static int open_target(struct formatting *f, struct target *target)
 {
 	const struct kv_io_ops *ops = f->ops;
 	uint64_t size = f->format->size_bytes;
-	int r = ops->open(ops->context, target->path, false, 0, &target->handle, &target->size);
+	int r = kv_device_open(ops, target->path, &target->handle, &target->size);
 
 	if (r == -ENOENT) {
 		if (size == 0)

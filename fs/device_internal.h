@@ -78,6 +78,9 @@ void kv_devices_note_write(struct kv_devices *devices, unsigned number);
  * earlier than what is there, or if that is 0. */
 void kv_rings_oldest(struct kv_devices *devices, int64_t *ret_oldest_ms);
 
+/* Opens what is there; waits a few seconds where a killed daemon's rings may hold it. */
+int kv_device_open(
+	const struct kv_io_ops *ops, const char *path, int *ret_handle, uint64_t *ret_size);
 /* One line for the user: why PATH could not be opened. Returns R. */
 int kv_device_open_error(const struct kv_error *error, const char *path, int r);
 
