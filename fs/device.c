@@ -27,16 +27,25 @@ struct opening {
 	struct kv_error error;
 };
 
+bool kv_device_try_again(int r, unsigned *waited_ms)
+{
+	if (r != -EBUSY || *waited_ms >= BUSY_WAIT_MS)
+		return false;
+	(void)usleep(BUSY_POLL_MS * 1000);
+	*waited_ms += BUSY_POLL_MS;
+	return true;
+}
+
 int kv_device_open(
 	const struct kv_io_ops *ops, const char *path, int *ret_handle, uint64_t *ret_size)
 {
-	for (unsigned waited_ms = 0;; waited_ms += BUSY_POLL_MS) {
-		int r = ops->open(ops->context, path, false, 0, ret_handle, ret_size);
+	unsigned waited_ms = 0;
+	int r;
 
-		if (r != -EBUSY || waited_ms >= BUSY_WAIT_MS)
-			return r;
-		(void)usleep(BUSY_POLL_MS * 1000);
-	}
+	do
+		r = ops->open(ops->context, path, false, 0, ret_handle, ret_size);
+	while (kv_device_try_again(r, &waited_ms));
+	return r;
 }
 
 int kv_device_open_error(const struct kv_error *error, const char *path, int r)

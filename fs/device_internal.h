@@ -78,7 +78,12 @@ void kv_devices_note_write(struct kv_devices *devices, unsigned number);
  * earlier than what is there, or if that is 0. */
 void kv_rings_oldest(struct kv_devices *devices, int64_t *ret_oldest_ms);
 
-/* Opens what is there; waits a few seconds where a killed daemon's rings may hold it. */
+/*
+ * After an attempt to open a device that ended with R: true, a moment later, if it is to be tried
+ * again, because a killed daemon's rings may hold it. WAITED_MS is 0 before the first one.
+ */
+bool kv_device_try_again(int r, unsigned *waited_ms);
+/* Opens what is there, with that patience. */
 int kv_device_open(
 	const struct kv_io_ops *ops, const char *path, int *ret_handle, uint64_t *ret_size);
 /* One line for the user: why PATH could not be opened. Returns R. */

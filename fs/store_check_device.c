@@ -13,9 +13,6 @@
 #include "fs/io_internal.h"
 #include "fs/store_check_internal.h"
 
-#define BUSY_WAIT_MS 3000u
-#define BUSY_POLL_MS 20u
-
 /* As the daemon opens them, but not for writing unless they are to be repaired. */
 static int device_open(const char *path, bool repair, uint64_t *ret_size)
 {
@@ -38,16 +35,15 @@ static int device_open(const char *path, bool repair, uint64_t *ret_size)
 	return kv_steal_fd(&fd);
 }
 
-/* A killed daemon's rings hold its devices for a moment after its end. */
 static int device_open_patiently(const char *path, bool repair, uint64_t *ret_size)
 {
-	for (unsigned waited_ms = 0;; waited_ms += BUSY_POLL_MS) {
-		int fd = device_open(path, repair, ret_size);
+	unsigned waited_ms = 0;
+	int fd;
 
-		if (fd != -EBUSY || waited_ms >= BUSY_WAIT_MS)
-			return fd;
-		(void)usleep(BUSY_POLL_MS * 1000);
-	}
+	do
+		fd = device_open(path, repair, ret_size);
+	while (kv_device_try_again(fd, &waited_ms));
+	return fd;
 }
 
 /* Where it can be had, so that what is read is what the drive holds. */

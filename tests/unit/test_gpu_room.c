@@ -198,19 +198,13 @@ static void test_hbm__leaves_others_what_they_have_taken(void **state)
 	struct kvg_entry *entry = resident(1, SEGMENT);
 	struct kvg_holder holder = {0};
 	struct kvg_hbm *other = NULL;
-	struct kvg_hbm_options options = {
-		.backend = backend,
-		.budget = BUDGET,
-		.share = share,
-		.segment = SEGMENT,
-		.granularity = GRANULE,
-		.zeroed = true,
-		.margin = GRANULE,
-	};
+	struct kvg_hbm_options options = hbm_options();
 	unsigned live = seen.live;
 	int fd;
 
 	(void)state;
+	options.zeroed = true;
+	options.margin = GRANULE;
 	assert_int_equal(kvg_hbm_export(entry, 0, &fd), 0);
 	(void)close(fd);
 	seen.available = SEGMENT + GRANULE - 1;

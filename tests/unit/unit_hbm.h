@@ -98,11 +98,10 @@ static bool zeroed = true;
 static uint64_t margin;
 static uint64_t share = BUDGET;
 
-static inline int setup(void **state)
+static inline struct kvg_hbm_options hbm_options(void)
 {
-	const struct kvg_backend_open open = {0};
-	char reasons[256];
-	struct kvg_hbm_options options = {
+	return (struct kvg_hbm_options){
+		.backend = backend,
 		.budget = BUDGET,
 		.share = share,
 		.segment = SEGMENT,
@@ -113,6 +112,13 @@ static inline int setup(void **state)
 		.expired = on_expired,
 		.gone = on_gone,
 	};
+}
+
+static inline int setup(void **state)
+{
+	const struct kvg_backend_open open = {0};
+	struct kvg_hbm_options options;
+	char reasons[256];
 
 	(void)state;
 	memset(&seen, 0, sizeof(seen));
@@ -126,7 +132,7 @@ static inline int setup(void **state)
 	ops.free_bytes = counted_free_bytes;
 	ops.stream_sync = counted_sync;
 	backend->ops = &ops;
-	options.backend = backend;
+	options = hbm_options();
 	return kvg_hbm_new(&options, &hbm);
 }
 
