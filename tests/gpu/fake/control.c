@@ -14,6 +14,7 @@ struct fault {
 	char name[48];
 	unsigned at; /* the count of calls at which it strikes */
 	bool repeat;
+	bool of_file; /* it is there as long as the control file says it */
 	kvg_cu_result code;
 };
 
@@ -95,18 +96,22 @@ static struct count *count_of(const char *name)
 	return &counts[name_count++];
 }
 
-static void add_fault(const char *name, unsigned nth, bool repeat, kvg_cu_result code)
+static struct fault *add_fault(const char *name, unsigned nth, bool repeat, kvg_cu_result code)
 {
+	struct fault *fault = &faults[fault_count];
+
 	assert(fault_count < FAULTS_MAX);
-	(void)snprintf(faults[fault_count].name, sizeof(faults[0].name), "%s", name);
-	faults[fault_count].at = count_of(name)->calls + nth;
-	faults[fault_count].repeat = repeat;
-	faults[fault_count].code = code;
+	(void)snprintf(fault->name, sizeof(fault->name), "%s", name);
+	fault->at = count_of(name)->calls + nth;
+	fault->repeat = repeat;
+	fault->of_file = false;
+	fault->code = code;
 	fault_count++;
+	return fault;
 }
 
 /* NAME:NTH[+]:CODE */
-static void parse_fault(const char *word)
+static struct fault *read_fault(const char *word)
 {
 	char name[48], nth[16];
 	unsigned code;
@@ -115,7 +120,22 @@ static void parse_fault(const char *word)
 		(void)fprintf(stderr, "fakecu: cannot read the fault '%s'\n", word);
 		abort();
 	}
-	add_fault(name, (unsigned)strtoul(nth, NULL, 10), strchr(nth, '+') != NULL, code);
+	return add_fault(name, (unsigned)strtoul(nth, NULL, 10), strchr(nth, '+') != NULL, code);
+}
+
+static void parse_fault(const char *word)
+{
+	(void)read_fault(word);
+}
+
+static void drop_faults_of_file(void)
+{
+	unsigned kept = 0;
+
+	for (unsigned i = 0; i < fault_count; i++)
+		if (!faults[i].of_file)
+			faults[kept++] = faults[i];
+	fault_count = kept;
 }
 
 static enum fake_clock parse_clock(void)
@@ -186,7 +206,7 @@ int fake_attribute_override(int attribute, int value)
 
 /* ---- The control file ---- */
 
-/* Reads it when it has changed: its holds hold while they stand there, its faults are new ones. */
+/* Reads it when it has changed: what it held and the faults it named end with what it said then. */
 static void look_at_control(void)
 {
 	char line[128], word[96];
@@ -209,11 +229,12 @@ static void look_at_control(void)
 	if (!file)
 		return;
 	held_by_file = false;
+	drop_faults_of_file();
 	while (fgets(line, sizeof(line), file)) {
 		if (strncmp(line, "hold", 4) == 0)
 			held_by_file = true;
 		else if (sscanf(line, "fail %95s", word) == 1)
-			parse_fault(word);
+			read_fault(word)->of_file = true;
 	}
 	(void)fclose(file);
 }
@@ -284,7 +305,7 @@ void fake_faults_reset(void)
 FAKE_API void fakecu_fail(const char *name, unsigned nth, bool repeat, unsigned code)
 {
 	KV_LOCKED(&fake.lock);
-	add_fault(name, nth, repeat, code);
+	(void)add_fault(name, nth, repeat, code);
 }
 
 FAKE_API void fakecu_heal(void)
