@@ -26,6 +26,6 @@ class Faults:
 
     def disarm(self):
         """Returns whether one has failed."""
+        self.write(bytes(8))  # first, so that none does behind the look
         _, _, struck = struct.unpack(_FORMAT, self.path.read_bytes()[:24])
-        self.write(bytes(8))
         return struck > 0
