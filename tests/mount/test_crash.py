@@ -3,12 +3,13 @@
 
 tests/lib/manifest.py has the workload, the check and its guards.
 """
+import contextlib
 import os
 import signal
 import time
 
 import pytest
-from data import MIB, blob, check_big, get, piece, put, sync, write_big
+from data import MIB, PIECE, blob, check_big, get, piece, put, sync, write_big
 from kvmount import MountFailed
 from manifest import Manifest, check_promises, store
 from procs import Child, eventually
@@ -84,19 +85,29 @@ def test_p1_kill_during_a_big_rewrite_keeps_the_old_version(fresh):
     whole = 1
     for seed in (2, 3, 4):
         def rewrite(seed=seed):
+            """Whether it came to its close: the answer to that may be lost with the daemon."""
+            fd = -1
             try:
-                write_big(kv.mnt / "f", size, seed)
+                fd = os.open(kv.mnt / "f", os.O_WRONLY | os.O_TRUNC)
+                for offset in range(0, size, PIECE):
+                    data = piece(seed, offset // PIECE)[:size - offset]
+                    # Short, or an error: the daemon died in its midst.
+                    if os.pwrite(fd, data, offset) < len(data):
+                        return False
             except OSError:
                 return False
+            finally:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
             return True
         child = Child(rewrite)
         time.sleep(0.15 * seed)  # in the midst of the write, or of its write-back
         kv.kill()
-        done = child.result()
+        closing = child.result()
         kv.mount()
         fd = os.open(kv.mnt / "f", os.O_RDONLY)
         if os.pread(fd, 64, 0) == piece(seed, 0)[:64]:
-            assert done, "a version that was never closed"
+            assert closing, "a version that was never closed"
             whole = seed
         os.close(fd)
         check_big(kv.mnt / "f", size, whole)
