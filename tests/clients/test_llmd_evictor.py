@@ -139,8 +139,9 @@ def test_evictor_beside_engines(fresh):
     assert not list(kv.mnt.rglob("*.tmp"))
 
 
-def test_statvfs_follows_deletion(kv):
+def test_statvfs_follows_deletion(fresh):
     """The activator turns off by what statvfs says: space comes back by itself, with no other call."""
+    kv = fresh(size="256M")  # where no other test's files are still being freed
     before = os.statvfs(kv.mnt).f_bfree
     for i in range(40):
         put(kv.dir / f"{i}", blob(i, BLOCK))
