@@ -24,10 +24,19 @@ def fuse_device_of(pid):
     raise AssertionError("the daemon has no /dev/fuse open")
 
 
-def guards_of(pid):
+def guard_of(pid):
+    """The daemon does not wait for it to have begun; it guards when it has the abort file open."""
+    return eventually(lambda: next(filter(guards, children_of(pid)), None), what="the guard")
+
+
+def children_of(pid):
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as f:
-        children = [int(word) for word in f.read().split()]
-    return [c for c in children if comm(c) == "kvfsd-guard"]
+        return [int(word) for word in f.read().split()]
+
+
+def guards(pid):
+    return comm(pid) == "kvfsd-guard" and any(
+        link.endswith("/abort") for link in open_files(pid).values())
 
 
 def comm(pid):
@@ -51,7 +60,7 @@ def test_connection_ends_with_the_daemon_even_if_something_holds_it(fresh):
     kv = fresh(size="256M", dram="64M")
     put(kv.mnt / "f", b"x")
     kv.check()
-    guard, = guards_of(kv.pid)
+    guard = guard_of(kv.pid)
     held = fuse_device_of(kv.pid)
     try:
         kv.daemon.send_signal(signal.SIGSTOP)
@@ -70,7 +79,7 @@ def test_guard_that_is_late_leaves_the_next_mount_alone(fresh):
     """The number of a connection is used again as soon as its mount has gone."""
     first = fresh(size="256M", dram="64M")
     number = os.stat(first.mnt).st_dev
-    guard, = guards_of(first.pid)
+    guard = guard_of(first.pid)
     os.kill(guard, signal.SIGSTOP)
     others = []
     try:
@@ -89,6 +98,6 @@ def test_guard_that_is_late_leaves_the_next_mount_alone(fresh):
 
 def test_guard_goes_with_an_orderly_end(fresh):
     kv = fresh(size="256M", dram="64M")
-    guard, = guards_of(kv.pid)
+    guard = guard_of(kv.pid)
     kv.umount()
     eventually(lambda: comm(guard) != "kvfsd-guard", what="the end of the guard")
