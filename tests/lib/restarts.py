@@ -7,7 +7,7 @@ from procs import eventually
 
 
 def daemon_of(kv):
-    """The pid of the daemon that serves now: the supervisor's only child."""
+    """The pid of the daemon that serves now: the supervisor's only child. 0: there is none."""
     with open(f"/proc/{kv.pid}/task/{kv.pid}/children", encoding="ascii") as file:
         words = file.read().split()
     return int(words[0]) if words else 0
@@ -20,7 +20,7 @@ def follow(kv, before):
 
 
 def kill(kv):
-    before = daemon_of(kv)
+    before = eventually(lambda: daemon_of(kv), what="a daemon")
     os.kill(before, signal.SIGKILL)
     follow(kv, before)
 

@@ -234,9 +234,9 @@ def test_a_planned_restart_waits_for_writers(make, agent):
 
 
 def read_for_ever(mnt, stop, names):
-    """Opens, reads, lists and stats durable files until STOP exists: how often."""
+    """Opens, reads, lists and stats durable files until STOP exists, once at least: how often."""
     turns = 0
-    while not os.path.exists(stop):
+    while turns == 0 or not os.path.exists(stop):
         for name, seed in names:
             fd = os.open(f"{mnt}/{name}", os.O_RDONLY)
             assert os.pread(fd, 200_000, 0) == blob(seed, 200_000)
@@ -248,9 +248,12 @@ def read_for_ever(mnt, stop, names):
 
 
 def write_for_ever(mnt, stop, number, forgiving):
-    """Stores files by a temporary name and rename; returns those whose fsync was 0, and failures."""
+    """
+    Stores files by a temporary name and rename until STOP exists, one at least; returns those whose
+    fsync was 0, and failures.
+    """
     durable, failures, i = [], 0, 0
-    while not os.path.exists(stop):
+    while not durable or not os.path.exists(stop):
         i += 1
         name = f"w{number}-{i % 50}"
         try:

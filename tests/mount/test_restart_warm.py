@@ -126,7 +126,7 @@ def stamped(seed, length):
 def read_at_random(mnt, stop, count, seed):
     choice = random.Random(seed)
     turns = 0
-    while not os.path.exists(stop):
+    while turns == 0 or not os.path.exists(stop):
         try:
             data = get(mnt / f"f{choice.randrange(count)}")
         except OSError as e:  # it was replaced, and the daemon killed, since it was opened
@@ -141,7 +141,7 @@ def write_at_random(mnt, stop, count, seed):
     """Replaces files, in place or by another one: a kill may end that."""
     choice = random.Random(seed)
     turns = 0
-    while not os.path.exists(stop):
+    while turns == 0 or not os.path.exists(stop):
         number = choice.randrange(count)
         data = stamped(choice.randrange(1 << 40), choice.randrange(8, 2 * MIB))
         path = mnt / f"f{number}"
