@@ -139,7 +139,7 @@ def test_map__damaged_bytes_are_never_given(helper):
     stats = helper.stats()
     assert stats["checksum_errors"] == 1 and stats["failed"] == 1
     eventually(lambda: helper.stats()["used"] == 0)
-    assert not path.exists()
+    eventually(lambda: not path.exists(), what="the quarantine")
 
 
 # ---- Refusals ----
