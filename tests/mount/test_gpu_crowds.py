@@ -90,8 +90,14 @@ def test_prefetch__for_a_time(start):
         engine.prefetch(path, 0, 0, 0, ttl)
     engine.unmap(engine.map(paths[1])[0])
     engine.prefetch(paths[2])
-    assert eventually(lambda: engine.stats(paths[0])["asked_resident"] == 0, 30)
-    assert [engine.stats(p)["asked_resident"] for p in paths[1:]] == 3 * [4 * MIB]
+
+    def there():
+        return [engine.stats(p)["asked_resident"] // MIB for p in paths]
+
+    # They come in no order; and the first one may be gone before the last one is there.
+    assert eventually(lambda: there()[1:] == [4, 4, 4])
+    assert eventually(lambda: there()[0] == 0 and helper.stats()["evicted"] > 0)
+    assert there() == [0, 4, 4, 4]
     assert helper.stats()["used"] == 12 * MIB
 
 
