@@ -37,8 +37,7 @@ static struct {
 static unsigned override_count;
 static bool configured;
 static bool held, held_by_file;
-static struct timespec control_time;
-static off_t control_size = -1;
+static struct stat control_seen; /* what was read last; no file has the number 0 */
 
 /* ---- Configuration ---- */
 
@@ -206,7 +205,19 @@ int fake_attribute_override(int attribute, int value)
 
 /* ---- The control file ---- */
 
-/* Reads it when it has changed: what it held and the faults it named end with what it said then. */
+/* A test may write two of one size within a tick of the clock; each is a file of its own. */
+static bool is_seen(const struct stat *st)
+{
+	return st->st_ino == control_seen.st_ino && st->st_size == control_seen.st_size &&
+	       st->st_mtim.tv_sec == control_seen.st_mtim.tv_sec &&
+	       st->st_mtim.tv_nsec == control_seen.st_mtim.tv_nsec;
+}
+
+/*
+ * Reads it when it has changed: what it held and the faults it named end with what it said then.
+ * What counts as read is what was opened: the file that was looked at may have been replaced since,
+ * and its successor, read twice, would have each of its faults twice.
+ */
 static void look_at_control(void)
 {
 	char line[128], word[96];
@@ -217,17 +228,16 @@ static void look_at_control(void)
 		return;
 	if (stat(fake.config.control, &st) < 0) {
 		held_by_file = false;
-		control_size = -1;
+		control_seen.st_ino = 0;
 		return;
 	}
-	if (st.st_size == control_size && st.st_mtim.tv_sec == control_time.tv_sec &&
-		st.st_mtim.tv_nsec == control_time.tv_nsec)
+	if (is_seen(&st))
 		return;
-	control_size = st.st_size;
-	control_time = st.st_mtim;
 	file = fopen(fake.config.control, "re");
 	if (!file)
 		return;
+	if (fstat(fileno(file), &control_seen) < 0)
+		control_seen.st_ino = 0;
 	held_by_file = false;
 	drop_faults_of_file();
 	while (fgets(line, sizeof(line), file)) {
@@ -297,7 +307,7 @@ void fake_faults_reset(void)
 	name_count = 1;
 	memset(counts, 0, sizeof(counts));
 	held = held_by_file = false;
-	control_size = -1;
+	control_seen.st_ino = 0;
 }
 
 /* ---- For tests in the same process ---- */
