@@ -232,29 +232,31 @@ def test_mapped_readers_do_not_stop_eviction(fresh, agent):
     eventually(lambda: kv.status()["dram_zombie"] == 0, what="the unmapped bytes' return")
 
 
-def test_the_daemons_memory_does_not_grow_with_files_seen(fresh):
+def test_the_daemons_memory_does_not_grow_with_files_seen(fresh, monkeypatch):
+    # What is free in one arena another's threads do not use; that is not what is looked for.
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     kv = fresh()
 
     def resident():
         with open(f"/proc/{kv.pid}/status", encoding="ascii") as f:
-            return next(int(line.split()[1]) for line in f if line.startswith("VmRSS")) * 1024
+            return next(int(line.split()[1]) for line in f if line.startswith("RssAnon")) * 1024
 
-    def touch(folder):
+    def see(folder):
         os.mkdir(kv.mnt / folder)
         for i in range(10_000):
             os.close(os.open(kv.mnt / folder / f"{i}", os.O_CREAT | os.O_WRONLY, 0o644))
-
-    touch("warm-up")
-    kv.remount()
-    len(list(os.scandir(kv.mnt / "warm-up")))
-    before = resident()
-    for folder in ("a", "b", "c"):
-        touch(folder)
-    for folder in ("a", "b", "c"):
         for entry in os.scandir(kv.mnt / folder):
             entry.stat()
             os.unlink(entry.path)
         os.rmdir(kv.mnt / folder)
-    eventually(lambda: kv.status()["nodes"] < 15_000, what="the forgotten nodes' end")
-    eventually(lambda: kv.status()["open_handles"] == 0, what="the end of all open directories")
-    assert resident() <= before + 48 * MIB
+        eventually(lambda: kv.status()["nodes"] < 5_000, what="the forgotten nodes' end")
+        assert kv.status()["open_handles"] == 0
+
+    # What it once needed at a time it keeps; that comes with the first ones.
+    for folder in ("a", "b"):
+        see(folder)
+    before = resident()
+    for folder in ("c", "d", "e", "f"):
+        see(folder)
+    # A file, its version and its node are some 600 bytes.
+    assert resident() <= before + 12 * MIB
