@@ -157,11 +157,23 @@ void kv_file_opened(struct kv_file *file);
 void kv_file_closed(struct kv_file *file);
 
 /*
+ * What the index said of an inode, and the index's sequence before that was asked: while this has
+ * not moved, the index says the same, and need not be asked again.
+ */
+struct kv_seen {
+	const struct kv_inode *inode;
+	uint64_t sequence;
+};
+
+/*
  * The newest published version, with a reference; loaded from the index if need be.
  * -ENOENT: nothing was published yet, or the file is quarantined, or it is gone. *ret_version only
  * on success.
  */
 int kv_file_current(struct kv_file *file, struct kv_version **ret_version);
+/* The same; SEEN, of this file, spares a look into the index. */
+int kv_file_current_seen(
+	struct kv_file *file, const struct kv_seen *seen, struct kv_version **ret_version);
 /* True if VERSION is what kv_file_current would return. */
 bool kv_file_is_current(struct kv_file *file, const struct kv_version *version);
 

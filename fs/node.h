@@ -114,15 +114,15 @@ struct kv_node *kv_node_find(struct kv_daemon *daemon, uint64_t nodeid);
 pthread_mutex_t *kv_node_lock(struct kv_daemon *daemon, uint64_t ino);
 
 /*
- * The node that the thread PID shall see for INODE, with one lookup more. ret_cacheable: the
- * kernel may keep the entry and the attributes. PID 0: nobody's.
+ * The node that the thread PID shall see for the inode SEEN, with one lookup more. ret_cacheable:
+ * the kernel may keep the entry and the attributes. PID 0: nobody's.
  */
-int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pid,
+int kv_node_for(struct kv_daemon *daemon, const struct kv_seen *seen, pid_t pid,
 	struct kv_node **ret_node, bool *ret_cacheable);
 
 /* As above for READDIRPLUS, but NULL for files that are being written: LOOKUP must decide then. */
 int kv_node_for_listing(
-	struct kv_daemon *daemon, const struct kv_inode *inode, struct kv_node **ret_node);
+	struct kv_daemon *daemon, const struct kv_seen *seen, struct kv_node **ret_node);
 
 /* Nodeid of directory INO, 0 if the kernel does not know it. */
 uint64_t kv_node_directory_id(struct kv_daemon *daemon, uint64_t ino);

@@ -60,7 +60,8 @@ static struct kv_node *settle_writer(struct kv_daemon *daemon, struct kv_file *f
 }
 
 /* The node of FILE's current version, made if the one that is there shows an older one. */
-static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct kv_node **ret_node)
+static int published_node(struct kv_daemon *daemon, struct kv_file *file,
+	const struct kv_seen *seen, struct kv_node **ret_node)
 {
 	struct kv_node *node = kv_node_published_of(file);
 	struct kv_version *version;
@@ -75,7 +76,7 @@ static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct
 		node->retired = true;
 	if (*ret_node)
 		return 0;
-	r = kv_file_current(file, &version);
+	r = kv_file_current_seen(file, seen, &version);
 	if (r < 0)
 		return r;
 	if (node)
@@ -92,8 +93,8 @@ static int published_node(struct kv_daemon *daemon, struct kv_file *file, struct
 }
 
 /* As the comment of kv_node_for says, for a regular file, its stripe held. */
-static int file_node(
-	struct kv_daemon *daemon, struct kv_file *file, pid_t pid, struct kv_node **ret_node)
+static int file_node(struct kv_daemon *daemon, struct kv_file *file, const struct kv_seen *seen,
+	pid_t pid, struct kv_node **ret_node)
 {
 	struct kv_node *writer = kv_node_any_writer(file);
 	struct kv_node *own = NULL;
@@ -106,7 +107,7 @@ static int file_node(
 		*ret_node = own;
 		return 0;
 	}
-	r = published_node(daemon, file, ret_node);
+	r = published_node(daemon, file, seen, ret_node);
 	draft = r == -ENOENT ? kv_node_any_draft(file) : NULL;
 	if (!draft)
 		return r;
@@ -115,9 +116,10 @@ static int file_node(
 	return 0;
 }
 
-int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pid,
+int kv_node_for(struct kv_daemon *daemon, const struct kv_seen *seen, pid_t pid,
 	struct kv_node **ret_node, bool *ret_cacheable)
 {
+	const struct kv_inode *inode = seen->inode;
 	KV_LOCKED(kv_node_lock(daemon, inode->ino));
 	struct kv_file *file;
 	struct kv_node *node;
@@ -135,7 +137,7 @@ int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pi
 	if (kv_retry_pending(daemon->retries, pid, kv_core_now_ns(daemon->core)))
 		r = kv_node_add_writer(daemon, file, kv_caller_process(pid));
 	if (r == 0)
-		r = file_node(daemon, file, pid, &node);
+		r = file_node(daemon, file, seen, pid, &node);
 	if (r == 0) {
 		kv_node_set_lookups(daemon, node, node->lookups + 1);
 		*ret_node = node;
@@ -146,8 +148,9 @@ int kv_node_for(struct kv_daemon *daemon, const struct kv_inode *inode, pid_t pi
 }
 
 int kv_node_for_listing(
-	struct kv_daemon *daemon, const struct kv_inode *inode, struct kv_node **ret_node)
+	struct kv_daemon *daemon, const struct kv_seen *seen, struct kv_node **ret_node)
 {
+	const struct kv_inode *inode = seen->inode;
 	KV_LOCKED(kv_node_lock(daemon, inode->ino));
 	struct kv_file *file;
 	int r;
@@ -161,7 +164,7 @@ int kv_node_for_listing(
 	if (r < 0)
 		return r;
 	if (!kv_node_any_writer(file)) {
-		r = published_node(daemon, file, ret_node);
+		r = published_node(daemon, file, seen, ret_node);
 		if (r == 0)
 			kv_node_set_lookups(daemon, *ret_node, (*ret_node)->lookups + 1);
 	}

@@ -101,7 +101,7 @@ static bool add_plus(struct listing *listing, struct listed *listed)
 
 	if (entry_size(listing, strlen(listed->name)) > room)
 		return false;
-	if (kv_node_for_listing(daemon, &listed->inode, &node) < 0 || !node)
+	if (kv_node_for_listing(daemon, &seen, &node) < 0 || !node)
 		return add_plain(listing, listed->name, listed->ino, listed->type, listed->cookie);
 	if (kv_entry_fill(daemon, node, &seen, true, &entry) < 0) {
 		kv_node_forget(daemon, node, 1);

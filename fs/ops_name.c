@@ -25,17 +25,17 @@ static bool is_orphan(struct kv_daemon *daemon, const struct kv_node *node)
 	return node->orphan;
 }
 
-static int find_node(fuse_req_t req, const struct kv_inode *inode, struct kv_node **ret_node,
-	bool *ret_cacheable)
+static int find_node(
+	fuse_req_t req, const struct kv_seen *seen, struct kv_node **ret_node, bool *ret_cacheable)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	pid_t pid = fuse_req_ctx(req)->pid;
-	int r = kv_node_for(daemon, inode, pid, ret_node, ret_cacheable);
+	int r = kv_node_for(daemon, seen, pid, ret_node, ret_cacheable);
 
 	/* Who looks at what it is writing has no need of a lease. */
 	if (r < 0 || !(*ret_node)->file || kv_node_is_own(*ret_node, pid))
 		return r;
-	r = kv_core_lease_found(daemon->core, inode->ino);
+	r = kv_core_lease_found(daemon->core, seen->inode->ino);
 	if (r < 0)
 		kv_node_forget(daemon, *ret_node, 1);
 	return r;
@@ -79,7 +79,7 @@ static void op_lookup(fuse_req_t req, fuse_ino_t parent_id, const char *name)
 		return;
 	}
 	if (r == 0)
-		r = find_node(req, &inode, &node, &cacheable);
+		r = find_node(req, &seen, &node, &cacheable);
 	if (r < 0) {
 		/* Without content, or evicted just now, it is as good as absent, but only for now.
 		 */
@@ -138,6 +138,7 @@ static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_mak
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_inode inode;
+	const struct kv_seen seen = {&inode, kv_index_sequence(daemon->index)};
 	struct kv_node *node;
 	bool cacheable;
 	int r = kv_make_owned(req, parent, make);
@@ -145,7 +146,7 @@ static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_mak
 	if (r == 0)
 		r = kv_core_make(daemon->core, make, &inode);
 	if (r == 0)
-		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+		r = kv_node_for(daemon, &seen, fuse_req_ctx(req)->pid, &node, &cacheable);
 	if (r < 0)
 		kv_reply_error(req, r);
 	else
@@ -199,6 +200,7 @@ static void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent_id, const c
 	struct kv_node *node = kv_node_find(daemon, id);
 	struct kv_node *parent = kv_node_find(daemon, parent_id);
 	struct kv_inode inode;
+	const struct kv_seen seen = {&inode, kv_index_sequence(daemon->index)};
 	bool cacheable;
 	int r;
 
@@ -208,7 +210,7 @@ static void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent_id, const c
 	r = kv_index_link(daemon->index, node->ino, parent->ino, name, strlen(name),
 		kv_core_now_ns(daemon->core), &inode);
 	if (r == 0)
-		r = kv_node_for(daemon, &inode, fuse_req_ctx(req)->pid, &node, &cacheable);
+		r = kv_node_for(daemon, &seen, fuse_req_ctx(req)->pid, &node, &cacheable);
 	if (r < 0)
 		kv_reply_error(req, r);
 	else

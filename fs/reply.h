@@ -19,15 +19,6 @@ void kv_reply_error(fuse_req_t req, int error);
  * request before it. */
 void kv_reply_check(struct kv_daemon *daemon, int result);
 
-/*
- * What the index said of a node's inode before the node was looked up, and its sequence before
- * that: if that has not moved, nothing has changed that nobody will tell the kernel.
- */
-struct kv_seen {
-	const struct kv_inode *inode;
-	uint64_t sequence;
-};
-
 /* A directory entry for NODE, whose lookup is taken back if the reply cannot be delivered. SEEN
  * spares another look, and may be NULL. */
 void kv_reply_entry(

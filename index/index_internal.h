@@ -33,6 +33,7 @@ struct kv_reader {
 	MDB_txn *txn;
 	MDB_cursor *cursor;
 	bool cursor_lent;
+	MDB_cursor *last;       /* where the last look-up ended: neighbours are found in its page */
 	struct kv_reader *next; /* in the pool */
 };
 

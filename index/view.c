@@ -9,6 +9,17 @@
 
 /* ---- Readers ---- */
 
+static void reader_free(struct kv_reader *reader)
+{
+	if (reader->cursor)
+		mdb_cursor_close(reader->cursor);
+	if (reader->last)
+		mdb_cursor_close(reader->last);
+	if (reader->txn)
+		mdb_txn_abort(reader->txn);
+	free(reader);
+}
+
 static int reader_new(struct kv_index *index, struct kv_reader **ret_reader)
 {
 	struct kv_reader *reader;
@@ -20,25 +31,16 @@ static int reader_new(struct kv_index *index, struct kv_reader **ret_reader)
 	if (!reader)
 		return -ENOMEM;
 	code = mdb_txn_begin(index->env, NULL, MDB_RDONLY, &reader->txn);
+	if (code == 0)
+		code = mdb_cursor_open(reader->txn, index->dbi, &reader->cursor);
+	if (code == 0)
+		code = mdb_cursor_open(reader->txn, index->dbi, &reader->last);
 	if (code != 0) {
-		free(reader);
-		return kv_index_errno(code);
-	}
-	code = mdb_cursor_open(reader->txn, index->dbi, &reader->cursor);
-	if (code != 0) {
-		mdb_txn_abort(reader->txn);
-		free(reader);
+		reader_free(reader);
 		return kv_index_errno(code);
 	}
 	*ret_reader = reader;
 	return 0;
-}
-
-static void reader_free(struct kv_reader *reader)
-{
-	mdb_cursor_close(reader->cursor);
-	mdb_txn_abort(reader->txn);
-	free(reader);
 }
 
 static int reader_get(struct kv_index *index, struct kv_reader **ret_reader)
@@ -56,6 +58,8 @@ static int reader_get(struct kv_index *index, struct kv_reader **ret_reader)
 	code = mdb_txn_renew(reader->txn);
 	if (code == 0)
 		code = mdb_cursor_renew(reader->txn, reader->cursor);
+	if (code == 0)
+		code = mdb_cursor_renew(reader->txn, reader->last);
 	if (code != 0) {
 		reader_free(reader);
 		return kv_index_errno(code);
@@ -154,7 +158,7 @@ int kv_view_get(struct kv_view *view, const struct kv_key *key, struct kv_value 
 	r = view_reader(view);
 	if (r < 0)
 		return r;
-	r = mdb_get(view->reader->txn, view->index->dbi, &k, &v);
+	r = mdb_cursor_get(view->reader->last, &k, &v, MDB_SET);
 	if (r != 0)
 		return kv_index_errno(r);
 	*ret_value = (struct kv_value){

@@ -210,6 +210,44 @@ static void test_core__concurrent_rewrites_do_not_mix(void **state)
 	unit_done(&unit);
 }
 
+/* What was seen of a file spares a look while the index has not moved, and is not believed later.
+ */
+static void test_core__seen_is_believed_until_the_index_moves(void **state)
+{
+	struct kv_inode inode;
+	struct kv_seen seen = {.inode = &inode};
+	struct kv_version *version;
+	struct kv_file *file;
+	struct unit unit;
+
+	(void)state;
+	unit_init(&unit, small);
+	uint64_t ino = unit_put(&unit, "a", 5, 1);
+	unit_sync(&unit);
+	unit_unmount(&unit);
+	unit_mount(&unit);
+	seen.sequence = kv_index_sequence(unit_index(&unit));
+	assert_int_equal(kv_index_get(unit_index(&unit), ino, &inode), 0);
+	inode.mtime_ns = 4711; /* tells where the version came from */
+	file = unit_file(&unit, ino);
+	assert_int_equal(kv_file_current_seen(file, &seen, &version), 0);
+	assert_int_equal(unit_attr(version).mtime_ns, 4711);
+	assert_int_equal(unit_attr(version).size, 5);
+	kv_version_unref(version);
+	kv_file_put(file);
+	unit_unmount(&unit);
+
+	unit_mount(&unit);
+	seen.sequence = kv_index_sequence(unit_index(&unit));
+	(void)unit_create(&unit, "another");
+	file = unit_file(&unit, ino);
+	assert_int_equal(kv_file_current_seen(file, &seen, &version), 0);
+	assert_int_not_equal(unit_attr(version).mtime_ns, 4711);
+	kv_version_unref(version);
+	kv_file_put(file);
+	unit_done(&unit);
+}
+
 /* A version that is not published leaves nothing behind. */
 static void test_core__discard_leaves_nothing(void **state)
 {
@@ -408,6 +446,7 @@ int main(void)
 		cmocka_unit_test(test_core__concurrent_rewrites_do_not_mix),
 		cmocka_unit_test(test_core__discard_leaves_nothing),
 		cmocka_unit_test(test_core__orphans_give_space_back),
+		cmocka_unit_test(test_core__seen_is_believed_until_the_index_moves),
 		cmocka_unit_test(test_core__orphans_of_a_crash),
 		cmocka_unit_test(test_core__touch_counts),
 		cmocka_unit_test(test_core__explicit_times),
