@@ -91,6 +91,12 @@ struct kvg_copy {
 	uint64_t size; /* > 0 */
 };
 
+/* A range of device memory. */
+struct kvg_range {
+	kvg_devptr address;
+	uint64_t size; /* bytes */
+};
+
 /* The memory is mapped without PROT_WRITE in this process. */
 #define KVG_REGISTER_READ_ONLY 1u
 
@@ -191,6 +197,25 @@ struct kvg_backend_ops {
 	 * errors: it failed.
 	 */
 	int (*event_query)(struct kvg_backend *backend, struct kvg_event *event);
+
+	/* ---- Checksums by the device itself; NULL: there are none ---- */
+
+	/*
+	 * Whether checksum works here, which is tried on the device itself, against the CPU, by
+	 * the first call; it waits for that, later ones know. -EOPNOTSUPP with one line in
+	 * ret_reason if it does not work, -EIO if the device is dead.
+	 */
+	int (*checksum_probe)(struct kvg_backend *backend, char *ret_reason, size_t reason_size);
+	/*
+	 * The sums (XXH3-64, seed 0: the store's of a chunk) of COUNT ranges, each of any size and
+	 * alignment, as their bytes are after what is in STREAM already. Waits. Any number of
+	 * threads at a time, each on a stream of its own. Ranges of some 1 MiB, and as many as
+	 * there are in one call, suit the device best: each is one block of threads. The ranges
+	 * stay mapped until it returns. -EOPNOTSUPP: as checksum_probe; -EINVAL: not all of a range
+	 * is memory that this device can read, and nothing was started.
+	 */
+	int (*checksum)(struct kvg_backend *backend, kvg_stream stream,
+		const struct kvg_range *ranges, size_t count, uint64_t *ret_sums);
 
 	/* ---- Reads by the device itself; NULL where info.direct is false ---- */
 

@@ -11,12 +11,15 @@
 #include "gpu/backend.h"
 
 #include <bsd/sys/queue.h>
+/* Inlined, so that what engines link needs no further library. */
+#define XXH_INLINE_ALL
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
 #include "fs/base.h"
 
@@ -501,6 +504,24 @@ static int host_event_query(struct kvg_backend *backend, struct kvg_event *event
 		       : -EAGAIN;
 }
 
+/* ---- Checksums ---- */
+
+static int host_checksum_probe(struct kvg_backend *backend, char *ret_reason, size_t reason_size)
+{
+	return 0;
+}
+
+static int host_checksum(struct kvg_backend *backend, kvg_stream stream,
+	const struct kvg_range *ranges, size_t count, uint64_t *ret_sums)
+{
+	int r = host_stream_sync(backend, stream);
+
+	for (size_t i = 0; i < count && r == 0; i++)
+		ret_sums[i] =
+			XXH3_64bits((const void *)(uintptr_t)ranges[i].address, ranges[i].size);
+	return r;
+}
+
 const struct kvg_backend_ops kvg_backend_host = {
 	.name = "host",
 	.probe = host_probe,
@@ -528,4 +549,6 @@ const struct kvg_backend_ops kvg_backend_host = {
 	.event_free = host_event_free,
 	.event_record = host_event_record,
 	.event_query = host_event_query,
+	.checksum_probe = host_checksum_probe,
+	.checksum = host_checksum,
 };
