@@ -58,6 +58,7 @@ struct kvg_backend_open {
 	 * (without one, the device's primary context is retained); make no context of one's own.
 	 */
 	bool client;
+	bool no_kernels;   /* none is run on the device, also not to try it */
 	const char *sysfs; /* NULL: /sys */
 };
 
@@ -65,6 +66,7 @@ struct kvg_device_info {
 	uint8_t uuid[KVG_UUID_SIZE];
 	char name[64];        /* of the product; "host memory" */
 	char mode[96];        /* for people: driver, version, what is used and what is not */
+	char kernels[96];     /* for people: whether the device's kernels are in use, and why not */
 	uint64_t granularity; /* sizes of segments are multiples of it; a power of two */
 	uint64_t total;       /* bytes of device memory */
 	int numa_node;        /* where memory for copies belongs; -1: anywhere */
@@ -178,7 +180,8 @@ struct kvg_backend_ops {
 	 * themselves, but after what is in STREAM already. Host memory stays as it is until they
 	 * are done. Unregistered host memory is allowed: then the call may wait. The array is the
 	 * caller's again when the call returns. On an error some of the copies may still take
-	 * place.
+	 * place. Thousands of small ones on the device may be a kernel's: the first such call
+	 * waits until that was tried, on a stream of its own.
 	 */
 	int (*copy)(struct kvg_backend *backend, kvg_stream stream, enum kvg_copy_kind kind,
 		const struct kvg_copy *copies, size_t count);
@@ -212,7 +215,8 @@ struct kvg_backend_ops {
 	 * threads at a time, each on a stream of its own. Ranges of some 1 MiB, and as many as
 	 * there are in one call, suit the device best: each is one block of threads. The ranges
 	 * stay mapped until it returns. -EOPNOTSUPP: as checksum_probe; -EINVAL: not all of a range
-	 * is memory that this device can read, and nothing was started.
+	 * is memory that this device can read, and nothing was started. On an error ret_sums
+	 * holds nothing of use.
 	 */
 	int (*checksum)(struct kvg_backend *backend, kvg_stream stream,
 		const struct kvg_range *ranges, size_t count, uint64_t *ret_sums);

@@ -2,8 +2,7 @@
 /*
  * The backend on CUDA devices. Memory is made with the driver's virtual memory calls, whose
  * handles are counted by the driver: memory lives until the last mapping, handle and descriptor of
- * any process is gone, so that nobody can pull it from under a reader. Copies are the copy
- * engines': no kernel runs, so none waits for, or takes, a multiprocessor of the engine's.
+ * any process is gone, so that nobody can pull it from under a reader.
  *
  * Exported descriptors carry no access rights: who has one can map it for writing.
  */
@@ -13,11 +12,7 @@
 
 #include "fs/base.h"
 #include "gpu/backend_cuda_internal.h"
-
-/* Copies in one call of the driver's: what fits a few KiB of stack. */
-#define BATCH_MAX 256u
-/* Above this, copies that are to overlap with kernels are slower than others (rmm#2511). */
-#define OVERLAP_SIZE_MAX (UINT64_C(128) << 10)
+#include "gpu/cuda_kernels.h"
 
 struct kvg_segment {
 	kvg_cu_handle handle;
@@ -64,24 +59,6 @@ void kvg_cuda_leave(struct kvg_cuda *cuda)
 	(void)cuda->driver->context_pop(&context);
 }
 
-static void leave(struct kvg_cuda **cuda)
-{
-	if (*cuda)
-		kvg_cuda_leave(*cuda);
-}
-
-/* Makes the context current until the end of the scope; ret_r as kvg_cuda_enter. */
-#define ENTER(cuda, ret_r)                                                                         \
-	__attribute__((cleanup(leave))) struct kvg_cuda *entered_ = (cuda);                        \
-	(ret_r) = kvg_cuda_enter(entered_);                                                        \
-	if ((ret_r) < 0)                                                                           \
-	entered_ = NULL
-
-static struct kvg_cuda *of(struct kvg_backend *backend)
-{
-	return (struct kvg_cuda *)backend;
-}
-
 /* ---- The device ---- */
 
 static int cuda_probe(char *ret_reason, size_t reason_size)
@@ -115,21 +92,23 @@ static void cuda_close(struct kvg_backend *backend)
 {
 	if (!backend)
 		return;
-	kvg_cuda_close(of(backend));
+	kvg_cuda_close(kvg_cuda_of(backend));
 	free(backend);
 }
 
 void kvg_cuda_info(struct kvg_backend *backend, struct kvg_device_info *ret_info)
 {
-	*ret_info = of(backend)->info;
+	*ret_info = kvg_cuda_of(backend)->info;
+	kvg_cuda_kernels_describe(
+		kvg_cuda_of(backend), ret_info->kernels, sizeof(ret_info->kernels));
 }
 
 int kvg_cuda_free_bytes(struct kvg_backend *backend, uint64_t *ret_bytes)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	size_t available = 0, total;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r == 0)
 		r = kvg_cuda_check(cuda, cuda->driver->memory_info(&available, &total));
@@ -140,12 +119,14 @@ int kvg_cuda_free_bytes(struct kvg_backend *backend, uint64_t *ret_bytes)
 
 bool kvg_cuda_is_dead(struct kvg_backend *backend)
 {
-	return atomic_load_explicit(&of(backend)->dead, memory_order_relaxed) != KVG_CU_SUCCESS;
+	return atomic_load_explicit(&kvg_cuda_of(backend)->dead, memory_order_relaxed) !=
+	       KVG_CU_SUCCESS;
 }
 
 int kvg_cuda_last_code(struct kvg_backend *backend)
 {
-	kvg_cu_result dead = atomic_load_explicit(&of(backend)->dead, memory_order_relaxed);
+	kvg_cu_result dead =
+		atomic_load_explicit(&kvg_cuda_of(backend)->dead, memory_order_relaxed);
 
 	/* From then on the driver is not called: that is every thread's last failure. */
 	return (int)(dead != KVG_CU_SUCCESS ? dead : last_failed);
@@ -172,7 +153,7 @@ static int new_segment(kvg_cu_handle handle, uint64_t size, bool imported, struc
 int kvg_cuda_segment_new(
 	struct kvg_backend *backend, uint64_t size, struct kvg_segment **ret_segment)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	const struct kvg_cu_allocation allocation = {
 		.type = KVG_CU_ALLOCATION_PINNED,
 		.handle_types = KVG_CU_HANDLE_POSIX_FD,
@@ -181,7 +162,7 @@ int kvg_cuda_segment_new(
 	};
 	kvg_cu_handle handle;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;
@@ -195,15 +176,16 @@ void kvg_cuda_segment_free(struct kvg_backend *backend, struct kvg_segment *segm
 {
 	if (!segment)
 		return;
-	(void)kvg_cuda_check(of(backend), of(backend)->driver->release(segment->handle));
+	(void)kvg_cuda_check(
+		kvg_cuda_of(backend), kvg_cuda_of(backend)->driver->release(segment->handle));
 	free(segment);
 }
 
 int kvg_cuda_segment_export(struct kvg_backend *backend, struct kvg_segment *segment, int *ret_fd)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r, fd = -1;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;
@@ -240,10 +222,10 @@ static int check_device(struct kvg_cuda *cuda, kvg_cu_handle handle)
 int kvg_cuda_segment_import(
 	struct kvg_backend *backend, int fd, uint64_t size, struct kvg_segment **ret_segment)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	kvg_cu_handle handle;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;
@@ -303,10 +285,10 @@ static int map_all(struct kvg_cuda *cuda, struct kvg_segment *const *segments, s
 int kvg_cuda_map(struct kvg_backend *backend, struct kvg_segment *const *segments, size_t count,
 	bool writable, struct kvg_mapping **ret_mapping)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	struct kvg_mapping *mapping;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;
@@ -334,14 +316,14 @@ int kvg_cuda_map(struct kvg_backend *backend, struct kvg_segment *const *segment
 
 void kvg_cuda_unmap(struct kvg_backend *backend, struct kvg_mapping *mapping)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r;
 
 	if (!mapping)
 		return;
 	{
 		/* Also when it is dead: the addresses are this process's. */
-		ENTER(cuda, r);
+		KVG_CUDA_ENTER(cuda, r);
 
 		unmap_all(cuda, mapping);
 	}
@@ -357,10 +339,10 @@ kvg_devptr kvg_cuda_address(struct kvg_backend *backend, struct kvg_mapping *map
 
 int kvg_cuda_host_register(struct kvg_backend *backend, void *memory, uint64_t size, unsigned flags)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	unsigned cu_flags = KVG_CU_REGISTER_PORTABLE;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;
@@ -376,9 +358,9 @@ int kvg_cuda_host_register(struct kvg_backend *backend, void *memory, uint64_t s
 
 void kvg_cuda_host_unregister(struct kvg_backend *backend, void *memory)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r == 0)
 		(void)kvg_cuda_check(cuda, cuda->driver->host_unregister(memory));
@@ -388,10 +370,10 @@ void kvg_cuda_host_unregister(struct kvg_backend *backend, void *memory)
 
 int kvg_cuda_stream_new(struct kvg_backend *backend, kvg_stream *ret_stream)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	kvg_cu_stream stream = NULL;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	/* Not blocking: it takes no notice of what an engine does on the default stream. */
 	if (r == 0)
@@ -404,12 +386,12 @@ int kvg_cuda_stream_new(struct kvg_backend *backend, kvg_stream *ret_stream)
 
 void kvg_cuda_stream_free(struct kvg_backend *backend, kvg_stream stream)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r;
 
 	if (!stream)
 		return;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return;
@@ -419,101 +401,21 @@ void kvg_cuda_stream_free(struct kvg_backend *backend, kvg_stream stream)
 
 int kvg_cuda_stream_sync(struct kvg_backend *backend, kvg_stream stream)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	return r < 0 ? r : kvg_cuda_check(cuda, cuda->driver->stream_sync(stream));
-}
-
-/* ---- Copies ---- */
-
-static kvg_cu_result copy_one(const struct kvg_cuda_driver *cu, kvg_cu_stream stream,
-	enum kvg_copy_kind kind, const struct kvg_copy *copy)
-{
-	switch (kind) {
-	case KVG_COPY_TO_DEVICE:
-		return cu->copy_to_device(
-			copy->to, (const void *)(uintptr_t)copy->from, copy->size, stream);
-	case KVG_COPY_TO_HOST:
-		return cu->copy_to_host(
-			(void *)(uintptr_t)copy->to, copy->from, copy->size, stream);
-	case KVG_COPY_ON_DEVICE:
-		break;
-	}
-	return cu->copy_on_device(copy->to, copy->from, copy->size, stream);
-}
-
-/* On the device the flag makes copies many times slower (nccl#2177). */
-static bool is_overlapping(enum kvg_copy_kind kind, const struct kvg_copy *copies, size_t count)
-{
-	if (kind == KVG_COPY_ON_DEVICE)
-		return false;
-	for (size_t i = 0; i < count; i++)
-		if (copies[i].size > OVERLAP_SIZE_MAX)
-			return false;
-	return true;
-}
-
-/* COUNT: up to BATCH_MAX. */
-static kvg_cu_result copy_batch(const struct kvg_cuda_driver *cu, kvg_cu_stream stream,
-	bool overlapping, const struct kvg_copy *copies, size_t count)
-{
-	struct kvg_cu_copy_attributes attributes = {
-		.source_order = KVG_CU_SOURCE_ORDER_STREAM,
-		.flags = overlapping ? KVG_CU_COPY_PREFER_OVERLAP : 0,
-	};
-	kvg_cu_ptr to[BATCH_MAX], from[BATCH_MAX];
-	size_t sizes[BATCH_MAX], start = 0, failed;
-
-	for (size_t i = 0; i < count; i++) {
-		to[i] = copies[i].to;
-		from[i] = copies[i].from;
-		sizes[i] = copies[i].size;
-	}
-	return cu->copy_batch(to, from, sizes, count, &attributes, &start, 1, &failed, stream);
-}
-
-int kvg_cuda_copy(struct kvg_backend *backend, kvg_stream stream, enum kvg_copy_kind kind,
-	const struct kvg_copy *copies, size_t count)
-{
-	struct kvg_cuda *cuda = of(backend);
-	const struct kvg_cuda_driver *cu = cuda->driver;
-	/* The driver takes no batches on the default stream. */
-	bool batches = cu->copy_batch && stream && count > 1;
-	bool overlapping = is_overlapping(kind, copies, count);
-	int r;
-	ENTER(cuda, r);
-
-	for (size_t done = 0, n; r == 0 && done < count; done += n) {
-		n = batches ? kv_min_u64(count - done, BATCH_MAX) : 1;
-		r = kvg_cuda_check(
-			cuda, n > 1 ? copy_batch(cu, stream, overlapping, copies + done, n)
-				    : copy_one(cu, stream, kind, copies + done));
-	}
-	return r;
-}
-
-int kvg_cuda_fill(
-	struct kvg_backend *backend, kvg_stream stream, kvg_devptr to, uint8_t byte, uint64_t size)
-{
-	struct kvg_cuda *cuda = of(backend);
-	int r;
-	ENTER(cuda, r);
-
-	if (r < 0 || size == 0)
-		return r;
-	return kvg_cuda_check(cuda, cuda->driver->fill(to, byte, size, stream));
 }
 
 /* ---- Events ---- */
 
 int kvg_cuda_event_new(struct kvg_backend *backend, struct kvg_event **ret_event)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	struct kvg_event *event;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;
@@ -532,12 +434,12 @@ int kvg_cuda_event_new(struct kvg_backend *backend, struct kvg_event **ret_event
 
 void kvg_cuda_event_free(struct kvg_backend *backend, struct kvg_event *event)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r;
 
 	if (!event)
 		return;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r == 0)
 		(void)kvg_cuda_check(cuda, cuda->driver->event_destroy(event->event));
@@ -546,19 +448,19 @@ void kvg_cuda_event_free(struct kvg_backend *backend, struct kvg_event *event)
 
 int kvg_cuda_event_record(struct kvg_backend *backend, struct kvg_event *event, kvg_stream stream)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	return r < 0 ? r : kvg_cuda_check(cuda, cuda->driver->event_record(event->event, stream));
 }
 
 int kvg_cuda_event_query(struct kvg_backend *backend, struct kvg_event *event)
 {
-	struct kvg_cuda *cuda = of(backend);
+	struct kvg_cuda *cuda = kvg_cuda_of(backend);
 	kvg_cu_result result;
 	int r;
-	ENTER(cuda, r);
+	KVG_CUDA_ENTER(cuda, r);
 
 	if (r < 0)
 		return r;

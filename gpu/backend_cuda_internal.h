@@ -6,10 +6,31 @@
 #ifndef KVFS_GPU_BACKEND_CUDA_INTERNAL_H
 #define KVFS_GPU_BACKEND_CUDA_INTERNAL_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "gpu/backend.h"
 #include "gpu/cuda_driver.h"
+
+enum kvg_kernels_state {
+	KVG_KERNELS_UNTRIED,
+	KVG_KERNELS_ON,
+	KVG_KERNELS_OFF,
+};
+
+/* cuda_kernels.c's; but for the lock and what is below it nothing changes once they are on. */
+struct kvg_cuda_kernels {
+	pthread_mutex_t lock;
+	pthread_cond_t freed;         /* of a place for results */
+	enum kvg_kernels_state state; /* lock */
+	char reason[80];              /* lock; why they are off */
+	uint64_t taken;               /* lock; a bit a place for results */
+	kvg_cu_module module;
+	kvg_cu_function copy;
+	kvg_cu_function checksum;
+	struct kvg_segment *segment;
+	struct kvg_mapping *mapping; /* places for results, then what they are tried on */
+};
 
 struct kvg_cuda {
 	struct kvg_backend base;
@@ -20,7 +41,13 @@ struct kvg_cuda {
 	bool rdma;                  /* segments are made fit for reads by other devices */
 	_Atomic kvg_cu_result dead; /* the error that this process cannot get over; 0 */
 	struct kvg_device_info info;
+	struct kvg_cuda_kernels kernels;
 };
+
+static inline struct kvg_cuda *kvg_cuda_of(struct kvg_backend *backend)
+{
+	return (struct kvg_cuda *)backend;
+}
 
 /* Opens the device into CUDA; on failure one line in ret_error and nothing is left. */
 int kvg_cuda_open(struct kvg_cuda *cuda, const struct kvg_backend_open *open, char *ret_error,
@@ -33,6 +60,19 @@ void kvg_cuda_close(struct kvg_cuda *cuda);
  */
 int kvg_cuda_enter(struct kvg_cuda *cuda);
 void kvg_cuda_leave(struct kvg_cuda *cuda);
+static inline void kvg_cuda_leave_if(struct kvg_cuda **cuda)
+{
+	if (*cuda)
+		kvg_cuda_leave(*cuda);
+}
+
+/* Makes the context current until the end of the scope; ret_r as kvg_cuda_enter. */
+#define KVG_CUDA_ENTER(cuda, ret_r)                                                                \
+	__attribute__((cleanup(kvg_cuda_leave_if))) struct kvg_cuda *entered_ = (cuda);            \
+	(ret_r) = kvg_cuda_enter(entered_);                                                        \
+	if ((ret_r) < 0)                                                                           \
+	entered_ = NULL
+
 /* The errno of RESULT; remembers it, and whether the backend is dead now. */
 int kvg_cuda_check(struct kvg_cuda *cuda, kvg_cu_result result);
 
@@ -64,6 +104,9 @@ int kvg_cuda_event_new(struct kvg_backend *backend, struct kvg_event **ret_event
 void kvg_cuda_event_free(struct kvg_backend *backend, struct kvg_event *event);
 int kvg_cuda_event_record(struct kvg_backend *backend, struct kvg_event *event, kvg_stream stream);
 int kvg_cuda_event_query(struct kvg_backend *backend, struct kvg_event *event);
+int kvg_cuda_checksum_probe(struct kvg_backend *backend, char *ret_reason, size_t reason_size);
+int kvg_cuda_checksum(struct kvg_backend *backend, kvg_stream stream,
+	const struct kvg_range *ranges, size_t count, uint64_t *ret_sums);
 
 /* The part of a kvg_backend_ops that both have. */
 #define KVG_CUDA_OPS                                                                               \
@@ -76,6 +119,7 @@ int kvg_cuda_event_query(struct kvg_backend *backend, struct kvg_event *event);
 	.stream_free = kvg_cuda_stream_free, .stream_sync = kvg_cuda_stream_sync,                  \
 	.copy = kvg_cuda_copy, .fill = kvg_cuda_fill, .event_new = kvg_cuda_event_new,             \
 	.event_free = kvg_cuda_event_free, .event_record = kvg_cuda_event_record,                  \
-	.event_query = kvg_cuda_event_query
+	.event_query = kvg_cuda_event_query, .checksum_probe = kvg_cuda_checksum_probe,            \
+	.checksum = kvg_cuda_checksum
 
 #endif

@@ -152,6 +152,7 @@ static void host_info(struct kvg_backend *backend, struct kvg_device_info *ret_i
 	*ret_info = (struct kvg_device_info){
 		.name = "host memory",
 		.mode = "host: no device, segments are memfds, copies are memcpy",
+		.kernels = "none: there is no device",
 		.granularity = GRANULARITY,
 		.total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE),
 		.numa_node = -1,

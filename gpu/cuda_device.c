@@ -13,6 +13,7 @@
 
 #include "fs/base.h"
 #include "gpu/backend_cuda_internal.h"
+#include "gpu/cuda_kernels.h"
 #include "gpu/numa.h"
 
 #define UUID_TEXT_SIZE 64u
@@ -255,6 +256,7 @@ int kvg_cuda_open(struct kvg_cuda *cuda, const struct kvg_backend_open *open, ch
 {
 	int r = kvg_cuda_load(&cuda->driver, ret_error, error_size);
 
+	kvg_cuda_kernels_init(cuda, open);
 	if (r == 0)
 		r = find_device(cuda, open, ret_error, error_size);
 	if (r == 0)
@@ -271,6 +273,7 @@ int kvg_cuda_open(struct kvg_cuda *cuda, const struct kvg_backend_open *open, ch
 
 void kvg_cuda_close(struct kvg_cuda *cuda)
 {
+	kvg_cuda_kernels_done(cuda);
 	if (cuda->retained)
 		(void)cuda->driver->primary_release(cuda->device);
 	cuda->retained = false;

@@ -23,6 +23,8 @@ typedef unsigned long long kvg_cu_handle;
 typedef struct kvg_cu_ctx *kvg_cu_context;
 typedef struct kvg_cu_str *kvg_cu_stream;
 typedef struct kvg_cu_evt *kvg_cu_event;
+typedef struct kvg_cu_mod *kvg_cu_module;
+typedef struct kvg_cu_fun *kvg_cu_function;
 
 enum {
 	KVG_CU_SUCCESS = 0,
@@ -36,6 +38,7 @@ enum {
 	KVG_CU_INVALID_DEVICE = 101,
 	KVG_CU_INVALID_CONTEXT = 201,
 	KVG_CU_ECC_UNCORRECTABLE = 214,
+	KVG_CU_INVALID_PTX = 218,
 	KVG_CU_NVLINK_UNCORRECTABLE = 220,
 	KVG_CU_CONTAINED = 226,
 	KVG_CU_OPERATING_SYSTEM = 304,
@@ -90,6 +93,20 @@ enum {
 	KVG_CU_QUERY_SUCCESS = 0,
 	KVG_CU_QUERY_NOT_FOUND = 1,
 	KVG_CU_QUERY_TOO_OLD = 2,
+};
+
+/* Pointer attributes. */
+enum {
+	KVG_CU_POINTER_MEMORY_TYPE = 2, /* unsigned: KVG_CU_MEMORY_* */
+	KVG_CU_POINTER_DEVICE = 9,      /* int */
+	/* bool: made by cuMemAlloc, and not by the virtual memory calls. */
+	KVG_CU_POINTER_LEGACY = 10,
+	KVG_CU_POINTER_RANGE_START = 11,   /* kvg_cu_ptr: of the allocation, or of the addresses */
+	KVG_CU_POINTER_RANGE_SIZE = 12,    /* size_t */
+	KVG_CU_POINTER_ACCESS = 16,        /* unsigned: KVG_CU_ACCESS_* */
+	KVG_CU_POINTER_MAPPING_SIZE = 18,  /* size_t: of what was mapped there */
+	KVG_CU_POINTER_MAPPING_START = 19, /* kvg_cu_ptr */
+	KVG_CU_MEMORY_DEVICE = 2,
 };
 
 struct kvg_cu_uuid {
@@ -198,7 +215,18 @@ struct kvg_cu_copy_attributes {
 	X(event_create, cuEventCreate, 2000, 1, (kvg_cu_event * event, unsigned flags))            \
 	X(event_destroy, cuEventDestroy, 4000, 1, (kvg_cu_event event))                            \
 	X(event_record, cuEventRecord, 2000, 1, (kvg_cu_event event, kvg_cu_stream stream))        \
-	X(event_query, cuEventQuery, 2000, 1, (kvg_cu_event event))
+	X(event_query, cuEventQuery, 2000, 1, (kvg_cu_event event))                                \
+	X(pointer_attribute, cuPointerGetAttribute, 4000, 0,                                       \
+		(void *value, unsigned attribute, kvg_cu_ptr address))                             \
+	X(module_load, cuModuleLoadData, 2000, 0, (kvg_cu_module * module, const void *image))     \
+	X(module_unload, cuModuleUnload, 2000, 0, (kvg_cu_module module))                          \
+	X(module_function, cuModuleGetFunction, 2000, 0,                                           \
+		(kvg_cu_function * function, kvg_cu_module module, const char *name))              \
+	X(launch, cuLaunchKernel, 4000, 0,                                                         \
+		(kvg_cu_function function, unsigned blocks_x, unsigned blocks_y,                   \
+			unsigned blocks_z, unsigned threads_x, unsigned threads_y,                 \
+			unsigned threads_z, unsigned shared_bytes, kvg_cu_stream stream,           \
+			void **params, void **extra))
 
 /* cuGetProcAddress of CUDA 12.0 (the symbol cuGetProcAddress_v2), by which all others are found. */
 #define KVG_CUDA_GET_PROC_ADDRESS "cuGetProcAddress_v2"

@@ -493,7 +493,7 @@ static void test_gpu_fake__leaks_are_reported(void **state)
 	assert_non_null(counts);
 	assert_string_equal(counts,
 		"leaks handles=0 allocations=1 reservations=1 mappings=1 registrations=0 streams=1 "
-		"events=0 contexts=1\n");
+		"events=0 contexts=1 modules=0\n");
 	assert_int_equal(unit_directory_teardown(&directory), 0);
 }
 

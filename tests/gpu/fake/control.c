@@ -162,6 +162,7 @@ void fake_config_read(void)
 		.stub = number("FAKECU_STUB", 0) != 0,
 		.cpu_access = number("FAKECU_CPU", 0) != 0,
 		.early_copies = strcmp(copy, "early") == 0,
+		.legacy = number("FAKECU_LEGACY", 0) != 0,
 		.clock = parse_clock(),
 		.version = (int)number("FAKECU_VERSION", 12080),
 		.memory = number("FAKECU_MEMORY", UINT64_C(8) << 30),
@@ -174,6 +175,7 @@ void fake_config_read(void)
 		.gap_ns = number("FAKECU_GAP_NS", 2000),
 		.batch_gap_ns = number("FAKECU_BATCH_GAP_NS", 300),
 		.submit_ns = number("FAKECU_SUBMIT_NS", 2300),
+		.kernel_ns = number("FAKECU_KERNEL_NS", 5000),
 	};
 	if (config->devices > FAKE_DEVICES_MAX)
 		config->devices = FAKE_DEVICES_MAX;
@@ -181,6 +183,7 @@ void fake_config_read(void)
 		config->name, sizeof(config->name));
 	text("FAKECU_DIR", "", config->directory, sizeof(config->directory));
 	text("FAKECU_CONTROL", "", config->control, sizeof(config->control));
+	text("FAKECU_WRONG", "", config->wrong, sizeof(config->wrong));
 	hidden_count = override_count = 0;
 	each("FAKECU_HIDE", hide);
 	each("FAKECU_ATTR", override);
@@ -354,6 +357,7 @@ static void live(struct fakecu_live *ret_live)
 	*ret_live = (struct fakecu_live){
 		.registrations = fake_host_live(),
 		.contexts = fake_contexts_live(),
+		.modules = fake_modules_live(),
 	};
 	fake_memory_live(ret_live);
 	fake_streams_live(ret_live);
@@ -372,6 +376,7 @@ FAKE_API void fakecu_reset(void)
 	fake_memory_reset();
 	fake_host_reset();
 	fake_contexts_reset();
+	fake_modules_reset();
 	fake_faults_reset();
 	fake.fatal = KVG_CU_SUCCESS;
 	configured = false;
@@ -390,9 +395,10 @@ static void print(FILE *file, const struct fakecu_live *l, bool leaks)
 {
 	(void)fprintf(file,
 		"fakecu: process=%d %s handles=%u allocations=%u reservations=%u mappings=%u "
-		"registrations=%u streams=%u events=%u contexts=%u\n",
+		"registrations=%u streams=%u events=%u contexts=%u modules=%u\n",
 		(int)getpid(), leaks ? "leaks" : "clean", l->handles, l->allocations,
-		l->reservations, l->mappings, l->registrations, l->streams, l->events, l->contexts);
+		l->reservations, l->mappings, l->registrations, l->streams, l->events, l->contexts,
+		l->modules);
 }
 
 static void print_traffic(FILE *file)

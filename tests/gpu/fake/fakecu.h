@@ -17,6 +17,9 @@
  *   FAKECU_MEMORY=8589934592, FAKECU_CONTEXT=536870912   bytes of a device, and what a context
  * takes FAKECU_DIR              folder on tmpfs: then processes share the devices' memory, and
  *                           cuMemGetInfo counts what is alive in any of them
+ *   FAKECU_LEGACY=1         pointers are said to be of cuMemAlloc, not of the virtual memory calls
+ *   FAKECU_WRONG=name       kernel whose first store in each block comes out wrong
+ *   FAKECU_KERNEL_NS=5000   a kernel takes
  *   FAKECU_CPU=1            the CPU can touch device memory, as the mapping's access says
  *   FAKECU_FAIL=cuMemCreate:3:2,cuMemMap:1+:999,*:7:2    the Nth call of a name, or each from the
  *                           Nth on, or the Nth call of all, fails with that code; a code that is
@@ -51,6 +54,7 @@ struct fakecu_live {
 	unsigned streams;
 	unsigned events;
 	unsigned contexts; /* references to primary contexts */
+	unsigned modules;
 };
 
 /* What copies have cost so far. */

@@ -27,6 +27,7 @@ struct fake_config {
 	bool stub;
 	bool cpu_access;
 	bool early_copies;
+	bool legacy;
 	enum fake_clock clock;
 	char name[64];
 	char directory[256];
@@ -40,6 +41,8 @@ struct fake_config {
 	uint64_t gap_ns;
 	uint64_t batch_gap_ns;
 	uint64_t submit_ns;
+	uint64_t kernel_ns;
+	char wrong[64];
 };
 
 struct kvg_cu_ctx {
@@ -107,6 +110,7 @@ struct fake_allocation {
 	int fd;
 	int device;
 	uint64_t size;
+	uint8_t *memory; /* mapped when a kernel first touches it; else NULL */
 	unsigned references;
 	bool exportable;
 	bool rdma;
@@ -124,6 +128,8 @@ void fake_memory_reset(void);
 void fake_memory_live(struct fakecu_live *live);
 /* The mapping that ADDRESS is in, or NULL. */
 struct fake_mapping *fake_mapping_find(uint64_t address);
+/* Where a kernel finds SIZE bytes at ADDRESS, all in one mapping; NULL: it faults. */
+uint8_t *fake_kernel_memory(uint64_t address, uint64_t size, bool write);
 /* True if all of the range is mapped. */
 bool fake_range_is_mapped(uint64_t address, uint64_t size, bool *ret_rdma);
 /* True if the range touches addresses that are the device's. */
@@ -136,7 +142,19 @@ unsigned fake_host_live(void);
 /* True if all of the range is registered. */
 bool fake_host_is_pinned(uint64_t address, uint64_t size);
 
+/* ---- kernel.c ---- */
+
+struct fake_launch;
+
+void fake_modules_reset(void);
+unsigned fake_modules_live(void);
+/* Runs it, and frees it; false if the device faults. */
+bool fake_launch_run(struct fake_launch *launch);
+
 /* ---- stream.c ---- */
+
+/* Queues LAUNCH, which it takes. */
+kvg_cu_result fake_launch_submit(kvg_cu_stream stream, struct fake_launch *launch);
 
 void fake_streams_reset(void);
 void fake_streams_live(struct fakecu_live *live);

@@ -42,6 +42,8 @@ static void unref(struct fake_allocation *allocation)
 		return;
 	local_bytes[allocation->device] -= allocation->size;
 	allocation_count--;
+	if (allocation->memory)
+		(void)munmap(allocation->memory, allocation->size);
 	(void)close(allocation->fd);
 	free(allocation);
 }
@@ -497,6 +499,64 @@ bool fake_range_is_mapped(uint64_t address, uint64_t size, bool *ret_rdma)
 		reached = mapping->address + mapping->size;
 	}
 	return true;
+}
+
+uint8_t *fake_kernel_memory(uint64_t address, uint64_t size, bool write)
+{
+	const struct fake_mapping *m = fake_mapping_find(address);
+	struct fake_allocation *allocation;
+
+	if (!m || size > m->address + m->size - address || m->access == KVG_CU_ACCESS_NONE ||
+		(write && m->access != KVG_CU_ACCESS_READ_WRITE))
+		return NULL;
+	allocation = m->allocation;
+	if (!allocation->memory) {
+		void *memory = mmap(NULL, allocation->size, PROT_READ | PROT_WRITE, MAP_SHARED,
+			allocation->fd, 0);
+
+		assert(memory != MAP_FAILED);
+		allocation->memory = memory;
+	}
+	return allocation->memory + m->offset + (address - m->address);
+}
+
+/* As the driver has it for memory of the virtual memory calls. */
+kvg_cu_result fake_pointer_attribute(void *value, unsigned attribute, kvg_cu_ptr address)
+{
+	const struct fake_mapping *m;
+	FAKE_ENTER("cuPointerGetAttribute", FAKE_INIT);
+
+	m = fake_mapping_find(address);
+	if (!m)
+		return KVG_CU_INVALID_VALUE;
+	switch (attribute) {
+	case KVG_CU_POINTER_MEMORY_TYPE:
+		*(unsigned *)value = KVG_CU_MEMORY_DEVICE;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_DEVICE:
+		*(int *)value = m->allocation->device;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_ACCESS:
+		*(unsigned *)value = m->access;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_LEGACY:
+		*(bool *)value = fake.config.legacy;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_RANGE_START:
+		*(kvg_cu_ptr *)value = m->address;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_RANGE_SIZE:
+		*(size_t *)value = m->size;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_MAPPING_START:
+		*(kvg_cu_ptr *)value = fake.config.legacy ? 0 : m->address;
+		return KVG_CU_SUCCESS;
+	case KVG_CU_POINTER_MAPPING_SIZE:
+		*(size_t *)value = fake.config.legacy ? 0 : m->size;
+		return KVG_CU_SUCCESS;
+	default:
+		return KVG_CU_INVALID_VALUE;
+	}
 }
 
 /* ---- All of it ---- */

@@ -20,7 +20,8 @@ struct op {
 	STAILQ_ENTRY(op) entry;
 	uint64_t end_ns;
 	bool fill;
-	bool moved; /* in the call itself, FAKECU_COPY=early */
+	bool moved;                 /* in the call itself, FAKECU_COPY=early */
+	struct fake_launch *launch; /* a kernel; there are no runs then */
 	unsigned char byte;
 	size_t count;
 	struct run runs[];
@@ -125,6 +126,9 @@ static bool move_run(const struct op *op, const struct run *run)
 
 static void move_op(struct op *op)
 {
+	if (op->launch && !fake_launch_run(op->launch))
+		(void)fake_result(KVG_CU_ILLEGAL_ADDRESS);
+	op->launch = NULL;
 	for (size_t i = 0; i < op->count && !op->moved && fake.fatal == KVG_CU_SUCCESS; i++)
 		if (!move_run(op, &op->runs[i]))
 			(void)fake_result(KVG_CU_ILLEGAL_ADDRESS);
@@ -372,8 +376,9 @@ static bool is_run_valid(const struct op *op, const struct run *run)
 /* When OP is done if it goes into STREAM now; ret_waits: and the call waits for that. */
 static uint64_t schedule(struct kvg_cu_str *stream, const struct op *op, bool *ret_waits)
 {
-	enum fakecu_direction engine = op->fill ? FAKECU_ON_DEVICE : direction_of(&op->runs[0]);
-	uint64_t start = now_ns(), wire = 0, total = 0;
+	enum fakecu_direction engine =
+		op->fill || op->launch ? FAKECU_ON_DEVICE : direction_of(&op->runs[0]);
+	uint64_t start = now_ns(), wire = 0, total = op->launch ? fake.config.kernel_ns : 0;
 
 	*ret_waits = false;
 	if (stream->issued > 0)
@@ -409,6 +414,7 @@ static kvg_cu_result submit(kvg_cu_stream handle, struct op *op)
 		return KVG_CU_INVALID_VALUE;
 	}
 	if (!stream) {
+		free(op->launch);
 		free(op);
 		return KVG_CU_INVALID_HANDLE;
 	}
@@ -501,6 +507,14 @@ kvg_cu_result fake_fill(kvg_cu_ptr to, unsigned char byte, size_t size, kvg_cu_s
 	op->fill = true;
 	op->byte = byte;
 	op->runs[0] = (struct run){.to = to, .size = size};
+	return submit(stream, op);
+}
+
+kvg_cu_result fake_launch_submit(kvg_cu_stream stream, struct fake_launch *launch)
+{
+	struct op *op = new_op(0);
+
+	op->launch = launch;
 	return submit(stream, op);
 }
 
