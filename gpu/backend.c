@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define LINE_SIZE 192u
-#define UNCHECKED "what drives write into device memory cannot be checked before it is seen"
+#define BY_NAME "reads from drives past the CPU only with --backend cufile"
 
 static const struct kvg_backend_ops *const backends[] = {
 	&kvg_backend_cufile,
@@ -49,12 +49,12 @@ int kvg_backend_choose(const char *name, const struct kvg_backend_open *open,
 		if (name && strcmp(name, backends[i]->name) != 0)
 			continue;
 		known = true;
-		/* It would be no faster than cuda, for its reads are not made use of. */
+		/* What it needs of drives and kernel is seldom there, nor always faster. */
 		if (!name && backends[i] == &kvg_backend_cufile)
 			continue;
 		r = try_backend(backends[i], open, ret_backend, ret_reasons, reasons_size);
 		if (r == 0 && !name && backends[i] == &kvg_backend_cuda)
-			add_reason(ret_reasons, reasons_size, kvg_backend_cufile.name, UNCHECKED);
+			add_reason(ret_reasons, reasons_size, kvg_backend_cufile.name, BY_NAME);
 		if (r == 0)
 			return 0;
 	}

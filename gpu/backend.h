@@ -230,6 +230,8 @@ struct kvg_backend_ops {
 	 */
 	int (*direct_probe)(struct kvg_backend *backend, int fd, uint64_t offset, char *ret_reason,
 		size_t reason_size);
+	/* One line of why the calling thread's last direct_register or direct_read failed. */
+	void (*direct_reason)(struct kvg_backend *backend, char *ret_reason, size_t reason_size);
 	/* FD is borrowed and must stay open until direct_close; opened with O_DIRECT. */
 	int (*direct_open)(struct kvg_backend *backend, int fd, struct kvg_direct **ret_direct);
 	/* NULL is allowed. */
@@ -242,7 +244,8 @@ struct kvg_backend_ops {
 	void (*direct_unregister)(struct kvg_backend *backend, kvg_devptr base);
 	/*
 	 * Reads SIZE bytes at FILE_OFFSET to BASE + OFFSET, BASE as registered. Waits. Returns the
-	 * bytes, maybe fewer; 0 at the end of the file.
+	 * bytes, maybe fewer; 0 at the end of the file; -EOPNOTSUPP: neither this nor others will
+	 * work.
 	 */
 	ssize_t (*direct_read)(struct kvg_backend *backend, struct kvg_direct *direct,
 		kvg_devptr base, uint64_t offset, uint64_t size, uint64_t file_offset);
@@ -258,9 +261,8 @@ extern const struct kvg_backend_ops kvg_backend_cuda;
 extern const struct kvg_backend_ops kvg_backend_cufile;
 
 /*
- * Opens the backend NAME, or with NULL the best one that works: cuda, host. (cufile only by name:
- * nobody has a way to check what its reads have brought but by copying it back.) ret_reasons gets
- * one line of why others were not taken, or why it failed.
+ * Opens the backend NAME, or with NULL the best one that works: cuda, host. (cufile only by name.)
+ * ret_reasons gets one line of why others were not taken, or why it failed.
  */
 int kvg_backend_choose(const char *name, const struct kvg_backend_open *open,
 	struct kvg_backend **ret_backend, char *ret_reasons, size_t reasons_size);

@@ -32,10 +32,12 @@ static struct cufile *of(struct kvg_backend *backend)
 
 /* cuFile's own code of this thread's last failed call. */
 static _Thread_local unsigned last_failed;
+static _Thread_local int last_errno; /* where that is none */
 
 static int check(struct cufile *cufile, struct kvg_cufile_error error)
 {
 	last_failed = error.code;
+	last_errno = EIO;
 	switch (error.code) {
 	case KVG_CUFILE_SUCCESS:
 		return 0;
@@ -184,10 +186,20 @@ static void cufile_direct_close(struct kvg_backend *backend, struct kvg_direct *
 	free(direct);
 }
 
+/* As kvg_cuda_enter, for the calls whose failures can be asked about. */
+static int enter(struct cufile *cufile)
+{
+	int r = kvg_cuda_enter(&cufile->cuda);
+
+	last_failed = KVG_CUFILE_SUCCESS;
+	last_errno = -r;
+	return r;
+}
+
 static int cufile_direct_register(struct kvg_backend *backend, kvg_devptr base, uint64_t size)
 {
 	struct cufile *cufile = of(backend);
-	int r = kvg_cuda_enter(&cufile->cuda);
+	int r = enter(cufile);
 
 	if (r < 0)
 		return r;
@@ -208,12 +220,24 @@ static void cufile_direct_unregister(struct kvg_backend *backend, kvg_devptr bas
 		kvg_cuda_leave(&cufile->cuda);
 }
 
+static void cufile_direct_reason(struct kvg_backend *backend, char *ret_reason, size_t reason_size)
+{
+	(void)backend;
+	if (last_failed > KVG_CUFILE_BASE)
+		(void)snprintf(ret_reason, reason_size, "error %u, %s", last_failed,
+			kvg_cufile_text(last_failed));
+	else
+		(void)snprintf(ret_reason, reason_size, "%s", strerror(last_errno));
+}
+
 static ssize_t read_result(struct cufile *cufile, ssize_t n, int error, uint64_t size)
 {
+	last_failed = KVG_CUFILE_SUCCESS;
+	last_errno = n == -1 && error > 0 ? error : EIO;
 	if (n >= 0)
 		return (uint64_t)n <= size ? n : -EIO;
 	if (n == -1)
-		return error > 0 ? -error : -EIO;
+		return -last_errno;
 	return check(
 		cufile, (struct kvg_cufile_error){
 				.code = n < -KVG_CUFILE_BASE ? (unsigned)-n : KVG_CUFILE_BASE});
@@ -223,7 +247,7 @@ static ssize_t cufile_direct_read(struct kvg_backend *backend, struct kvg_direct
 	kvg_devptr base, uint64_t offset, uint64_t size, uint64_t file_offset)
 {
 	struct cufile *cufile = of(backend);
-	int r = kvg_cuda_enter(&cufile->cuda);
+	int r = enter(cufile);
 	ssize_t n;
 
 	if (r < 0)
@@ -353,6 +377,7 @@ const struct kvg_backend_ops kvg_backend_cufile = {
 	.close = cufile_close,
 	KVG_CUDA_OPS,
 	.direct_probe = cufile_direct_probe,
+	.direct_reason = cufile_direct_reason,
 	.direct_open = cufile_direct_open,
 	.direct_close = cufile_direct_close,
 	.direct_register = cufile_direct_register,

@@ -178,8 +178,24 @@ void kvg_hbm_expire(struct kvg_entry *entry, int64_t expires_ms)
 /* A stale entry goes when nothing and nobody uses it. */
 static void consider_free(struct kvg_entry *entry)
 {
-	if (entry->stale && entry->state != KVG_STAGING && entry->map_count == 0)
+	if (entry->stale && entry->state != KVG_STAGING && entry->map_count == 0 &&
+		entry->held == 0)
 		kvg_entry_free(entry);
+}
+
+void kvg_hbm_hold(struct kvg_entry *entry)
+{
+	entry->hbm->held += entry->held == 0 ? entry->bytes : 0;
+	entry->held++;
+}
+
+void kvg_hbm_release(struct kvg_entry *entry)
+{
+	assert(entry->held > 0);
+	if (--entry->held > 0)
+		return;
+	entry->hbm->held -= entry->bytes;
+	consider_free(entry);
 }
 
 int kvg_hbm_filled(struct kvg_entry *entry)
@@ -407,5 +423,6 @@ void kvg_hbm_usage(const struct kvg_hbm *hbm, struct kvg_hbm_usage *ret_usage)
 		.evicted = hbm->evicted,
 		.missing = kvg_pool_missing(&hbm->pool),
 		.reserve = hbm->pool.spare_bytes,
+		.held = hbm->held,
 	};
 }

@@ -94,6 +94,7 @@ struct kvg_entry {
 	unsigned failures;   /* in a row */
 	int64_t retry_ms;    /* FAILED: not before */
 	int64_t deadline_ms; /* of a revocation under way; 0: none */
+	unsigned held;       /* kvg_hbm_hold */
 	int64_t expires_ms;  /* given up then if nobody has mapped it; 0: never */
 	LIST_ENTRY(kvg_entry) expiring_entry;
 	uint64_t size;  /* of the stretch, bytes */
@@ -147,6 +148,7 @@ struct kvg_hbm_usage {
 	uint64_t evicted;
 	uint64_t missing; /* bytes of the budget that others have taken from the device */
 	uint64_t reserve; /* bytes of segments kept so that nobody else takes them */
+	uint64_t held;    /* bytes of failed stagings that a drive may still write to */
 };
 
 /* Takes the whole budget from the device at once. -ENOMEM: so much is not there. */
@@ -191,6 +193,12 @@ int kvg_hbm_filled(struct kvg_entry *entry);
 void kvg_hbm_staged(struct kvg_entry *entry);
 /* ENTRY may be gone afterwards, if it is stale and nobody has it mapped. */
 void kvg_hbm_failed(struct kvg_entry *entry, int error, int64_t now_ms);
+
+/* Something may still use ENTRY's memory: however it ends, it is not freed before kvg_hbm_release.
+ */
+void kvg_hbm_hold(struct kvg_entry *entry);
+/* ENTRY may be gone afterwards. */
+void kvg_hbm_release(struct kvg_entry *entry);
 
 /*
  * Somebody wants ENTRY, which nobody has mapped yet, until then only; 0: for good. What is wanted

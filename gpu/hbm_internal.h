@@ -39,6 +39,7 @@ struct kvg_hbm {
 	unsigned staging; /* of those in the tree; so the next */
 	unsigned resident;
 	uint64_t maps;
+	uint64_t held; /* bytes */
 	uint64_t evicted;
 	int64_t expire_ms; /* nothing expires before */
 	int64_t refill_ms; /* when to ask again for what is missing */

@@ -144,6 +144,7 @@ static void tick(struct kvg_server *server)
 	kvg_follow_source(server);
 	(void)kvg_hbm_tick(server->hbm, now_ms);
 	check_room(server);
+	kvg_stage_news(server);
 	/* Nobody knows any more whether that is what the files hold. */
 	if (server->lost_ms > 0 &&
 		(uint64_t)(now_ms - server->lost_ms) > server->options.unsure_ms) {

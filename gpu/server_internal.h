@@ -95,6 +95,7 @@ struct kvg_placement {
 	uint64_t connection; /* that the daemon's hold and watch belong to */
 	int mark_fd;
 	struct kvg_watermark *mark;
+	bool held; /* a drive may still write to its memory */
 	/* While it is being staged: */
 	bool submitted;
 	bool cancelled;
@@ -216,6 +217,8 @@ int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,
 void kvg_stage_raise(struct kvg_entry *entry, unsigned priority);
 /* Takes jobs that have ended. */
 void kvg_stage_reap(struct kvg_server *server);
+/* Says, and keeps for `kvfs gpu status`, why reads do not go past the CPU. */
+void kvg_stage_news(struct kvg_server *server);
 /* Nobody wants ENTRY, which is being staged, any more: that ends soon. */
 void kvg_stage_cancel(void *server, struct kvg_entry *entry);
 /* ENTRY is about to be freed. */

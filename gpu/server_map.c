@@ -209,6 +209,7 @@ static void put_stat(struct kvg_server *server, struct kvg_message *reply)
 	stat.used = usage.used;
 	stat.missing = usage.missing;
 	stat.orphaned = usage.orphaned;
+	stat.held = usage.held;
 	stat.entries = usage.entries;
 	stat.resident = usage.resident;
 	stat.maps = usage.maps;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <sys/mman.h>
 
 #include "fs/log.h"
@@ -417,6 +418,8 @@ static void add_counts(struct kvg_server *server, const struct kvg_job_counts *c
 	server->stat.from_dram_bytes += counts->from_dram;
 	server->stat.from_device_bytes += counts->from_device;
 	server->stat.from_file_bytes += counts->from_file;
+	server->stat.direct_bytes += counts->direct;
+	server->stat.direct_errors += counts->direct_errors;
 	server->stat.checksum_errors += counts->checksum_errors;
 }
 
@@ -434,15 +437,51 @@ static uint64_t own_bytes(const struct kvg_job *job)
 	return bytes;
 }
 
+static void reap_one(struct kvg_server *server, struct kvg_job *job)
+{
+	struct kvg_placement *placement = job->arg;
+	struct kvg_entry *entry = placement->entry;
+
+	if (!job->final) {
+		kv_log_warning("gpu",
+			"a drive does not end its writes into device memory, which stays set aside "
+			"until it does ino=%" PRIu64 " bytes=%" PRIu64,
+			entry->key.ino, entry->bytes);
+		placement->held = true;
+		kvg_hbm_hold(entry);
+		finish(placement, job->result);
+		return;
+	}
+	add_counts(server, &job->counts);
+	if (placement->held) {
+		placement->held = false;
+		kvg_hbm_release(entry);
+		return;
+	}
+	server->stat.staged_bytes += job->result == 0 ? own_bytes(job) : 0;
+	finish(placement, job->result);
+}
+
 void kvg_stage_reap(struct kvg_server *server)
 {
 	struct kvg_job *job;
 
-	while ((job = kvg_stager_reap(server->stager))) {
-		add_counts(server, &job->counts);
-		server->stat.staged_bytes += job->result == 0 ? own_bytes(job) : 0;
-		finish(job->arg, job->result);
-	}
+	while ((job = kvg_stager_reap(server->stager)))
+		reap_one(server, job);
+	kvg_stage_news(server);
+}
+
+void kvg_stage_news(struct kvg_server *server)
+{
+	char news[KVG_NEWS_SIZE];
+	size_t length = strlen(server->reasons);
+
+	kvg_stager_news(server->stager, news);
+	if (news[0] == '\0')
+		return;
+	kv_log_warning("gpu", "%s", news);
+	(void)snprintf(server->reasons + length, sizeof(server->reasons) - length, "%s%s",
+		length > 0 ? "; " : "", news);
 }
 
 static void abandon(void *arg, struct kvg_entry *entry)

@@ -163,6 +163,7 @@ static int start_stager(struct kvg_server *server, const struct kv_error *error)
 		.io = kv_io_real(),
 		.slots = server->options.slots,
 		.slot_size = server->options.slot_size,
+		.direct = server->info.direct,
 	};
 	int r;
 
@@ -263,6 +264,7 @@ int kvg_server_new(const struct kvg_server_options *options, struct kvg_server *
 		kvg_server_free(server);
 		return r;
 	}
+	kvg_stage_news(server);
 	say_ready(server);
 	*ret_server = server;
 	return 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs, copies, and the stager's thread: see stage.h. */
+/* Jobs, and the stager's thread: see stage.h. */
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/eventfd.h>
 #include <time.h>
 
@@ -50,167 +51,43 @@ uint64_t kvg_job_more(struct kvg_job *job, uint64_t at_most)
 	return kv_min_u64(kv_min_u64(until, end) - job->next, at_most);
 }
 
-/* ---- Copies ---- */
-
-static struct kvg_lane *free_lane(struct kvg_stager *stager)
-{
-	for (unsigned i = 0; i < stager->lane_count; i++)
-		if (!stager->lanes[i].busy)
-			return &stager->lanes[i];
-	return NULL;
-}
-
-/* LANE's stream has been given what it is to do for JOB, or R is why not. */
-static void lane_start(struct kvg_stager *stager, struct kvg_lane *lane, struct kvg_job *job, int r)
-{
-	const struct kvg_backend_ops *ops = stager->backend->ops;
-	int recorded = ops->event_record(stager->backend, lane->event, lane->stream);
-
-	/* Some of a failed copy may be under way: its memory is not to be used before that ends. */
-	if (recorded < 0)
-		(void)ops->stream_sync(stager->backend, lane->stream);
-	if (r < 0 || recorded < 0)
-		kvg_job_fail(job, r < 0 ? r : recorded);
-	lane->busy = true;
-	lane->job = job;
-	lane->slot = NULL;
-	lane->piece = NULL;
-	job->in_flight++;
-}
-
-struct kvg_lane *kvg_copy_begin(struct kvg_stager *stager, struct kvg_job *job, const void *host,
-	uint64_t offset, uint64_t length)
-{
-	struct kvg_lane *lane = free_lane(stager);
-	uint64_t size = job->targets[0].size;
-	unsigned count = 0;
-
-	if (!lane)
-		return NULL;
-	for (uint64_t done = 0; done < length;) {
-		uint64_t at = offset - job->offset + done;
-		const struct kvg_target *target = &job->targets[at / size];
-		uint64_t part = kv_min_u64(length - done, target->size - at % size);
-
-		assert(at / size < job->target_count && count < stager->copies_max);
-		stager->copies[count++] = (struct kvg_copy){
-			.to = target->address + at % size,
-			.from = (uint64_t)(uintptr_t)host + done,
-			.size = part,
-		};
-		done += part;
-	}
-	lane_start(stager, lane, job,
-		stager->backend->ops->copy(
-			stager->backend, lane->stream, KVG_COPY_TO_DEVICE, stager->copies, count));
-	lane->offset = offset;
-	return lane;
-}
-
-/* What lies behind the file in its last segment was somebody else's. */
-static bool begin_tail(struct kvg_stager *stager, struct kvg_job *job)
-{
-	const struct kvg_target *last = &job->targets[job->target_count - 1];
-	uint64_t before = (uint64_t)(job->target_count - 1) * job->targets[0].size;
-	uint64_t used = job->size - before;
-	struct kvg_lane *lane;
-
-	assert(job->size > before && used <= last->size);
-	if (used == last->size || last->skip) {
-		job->tail_done = true;
-		return true;
-	}
-	lane = free_lane(stager);
-	if (!lane)
-		return false;
-	lane_start(stager, lane, job,
-		stager->backend->ops->fill(
-			stager->backend, lane->stream, last->address + used, 0, last->size - used));
-	lane->offset = kvg_job_end(job);
-	job->tail_done = true;
-	return true;
-}
-
-/* All of JOB below this is there. */
-static uint64_t reached(const struct kvg_stager *stager, const struct kvg_job *job)
-{
-	uint64_t lowest = kvg_slots_lowest(stager, job, job->next);
-
-	for (unsigned i = 0; i < KVG_PIECES; i++) {
-		const struct kvg_piece *piece = &stager->pieces[i];
-
-		if (piece->job == job && piece->state != KVG_PIECE_ENDING)
-			lowest = kv_min_u64(lowest, piece->offset + piece->next);
-	}
-	for (unsigned i = 0; i < stager->lane_count; i++)
-		if (stager->lanes[i].busy && stager->lanes[i].job == job)
-			lowest = kv_min_u64(lowest, stager->lanes[i].offset);
-	return lowest;
-}
-
-static void advance_watermark(const struct kvg_stager *stager, struct kvg_job *job)
-{
-	uint64_t staged;
-
-	if (!job->watermark || job->result < 0)
-		return;
-	staged = reached(stager, job);
-	if (job->mark_end > 0)
-		staged = kv_min_u64(staged, job->mark_end);
-	if (staged > atomic_load_explicit(&job->watermark->staged, memory_order_relaxed) &&
-		staged < kvg_job_end(job))
-		kvg_watermark_set(job->watermark, staged, 0);
-}
-
-static bool lanes_step(struct kvg_stager *stager)
-{
-	bool progress = false;
-
-	for (unsigned i = 0; i < stager->lane_count; i++) {
-		struct kvg_lane *lane = &stager->lanes[i];
-		int r = lane->busy ? stager->backend->ops->event_query(stager->backend, lane->event)
-				   : -EAGAIN;
-
-		if (r == -EAGAIN)
-			continue;
-		/* Nobody knows then whether the copy has ended, and its memory may be freed next.
-		 */
-		if (r < 0) {
-			(void)stager->backend->ops->stream_sync(stager->backend, lane->stream);
-			kvg_job_fail(lane->job, r);
-		}
-		lane->busy = false;
-		lane->job->in_flight--;
-		if (lane->slot)
-			kvg_slot_copied(lane->slot);
-		if (lane->piece)
-			kvg_piece_copied(lane->piece);
-		advance_watermark(stager, lane->job);
-		progress = true;
-	}
-	return progress;
-}
-
 /* ---- Jobs ---- */
 
 static bool begin_more(struct kvg_stager *stager, struct kvg_job *job)
 {
 	if (job->result < 0)
 		return false;
-	if (!job->tail_done && !begin_tail(stager, job))
+	if (!job->tail_done && !kvg_tail_begin(stager, job))
 		return false;
+	if (kvg_job_is_direct(stager, job))
+		return kvg_windows_begin(stager, job);
 	return job->object_fd >= 0 && !job->ring ? kvg_pieces_begin(stager, job)
 						 : kvg_slots_begin(stager, job);
 }
 
-static void end_job(struct kvg_stager *stager, struct kvg_job *job)
+/* To the caller. OVER: its memory is his again. */
+static void report(struct kvg_stager *stager, struct kvg_job *job, bool over)
 {
 	const uint64_t one = 1;
-
-	TAILQ_REMOVE(&stager->active, job, entry);
 	KV_LOCKED(&stager->lock);
-	TAILQ_INSERT_TAIL(&stager->done, job, entry);
+
+	job->over = over;
+	if (!job->queued)
+		TAILQ_INSERT_TAIL(&stager->done, job, entry);
+	job->queued = true;
 	(void)!write(stager->event_fd, &one, sizeof(one));
+}
+
+void kvg_job_over(struct kvg_stager *stager, struct kvg_job *job)
+{
+	report(stager, job, true);
+}
+
+/* Whether nothing is under way any more of JOB, which has failed, but what does not end. */
+static bool is_stuck(const struct kvg_stager *stager, const struct kvg_job *job)
+{
+	return job->result < 0 && job->in_flight > 0 &&
+	       job->in_flight == kvg_directs_stuck(stager, job);
 }
 
 static bool jobs_step(struct kvg_stager *stager)
@@ -223,9 +100,12 @@ static bool jobs_step(struct kvg_stager *stager)
 		if (atomic_load_explicit(&job->cancel, memory_order_relaxed))
 			kvg_job_fail(job, -ECANCELED);
 		progress |= begin_more(stager, job);
-		if (job->in_flight > 0 || (job->result == 0 && job->next < kvg_job_end(job)))
+		job->early = is_stuck(stager, job);
+		if (!job->early &&
+			(job->in_flight > 0 || (job->result == 0 && job->next < kvg_job_end(job))))
 			continue;
-		end_job(stager, job);
+		TAILQ_REMOVE(&stager->active, job, entry);
+		report(stager, job, !job->early);
 		progress = true;
 	}
 	return progress;
@@ -268,9 +148,10 @@ bool kvg_stager_step(struct kvg_stager *stager)
 	bool progress;
 
 	take_submitted(stager);
-	progress = lanes_step(stager);
+	progress = kvg_lanes_step(stager);
 	progress |= kvg_slots_step(stager);
 	progress |= kvg_pieces_step(stager);
+	progress |= kvg_directs_step(stager);
 	progress |= jobs_step(stager);
 	return progress;
 }
@@ -278,7 +159,7 @@ bool kvg_stager_step(struct kvg_stager *stager)
 static bool is_idle(const struct kvg_stager *stager)
 {
 	return TAILQ_EMPTY(&stager->active) && stager->reads == 0 && kvg_slots_idle(stager) &&
-	       kvg_pieces_idle(stager);
+	       kvg_pieces_idle(stager) && kvg_directs_idle(stager);
 }
 
 static void *stager_main(void *arg)
@@ -317,7 +198,7 @@ void kvg_stager_submit(struct kvg_stager *stager, struct kvg_job *job)
 	job->counts = (struct kvg_job_counts){0};
 	job->next = job->offset;
 	job->in_flight = 0;
-	job->tail_done = job->ring = false;
+	job->tail_done = job->ring = job->early = job->queued = job->over = false;
 	atomic_store_explicit(&job->cancel, false, memory_order_relaxed);
 	KV_LOCKED(&stager->lock);
 	TAILQ_INSERT_TAIL(&stager->submitted, job, entry);
@@ -369,9 +250,20 @@ struct kvg_job *kvg_stager_reap(struct kvg_stager *stager)
 
 	(void)!read(stager->event_fd, &count, sizeof(count));
 	job = TAILQ_FIRST(&stager->done);
-	if (job)
-		TAILQ_REMOVE(&stager->done, job, entry);
+	if (!job)
+		return NULL;
+	TAILQ_REMOVE(&stager->done, job, entry);
+	job->queued = false;
+	job->final = job->over;
 	return job;
+}
+
+void kvg_stager_news(struct kvg_stager *stager, char ret_line[KVG_NEWS_SIZE])
+{
+	KV_LOCKED(&stager->lock);
+
+	(void)snprintf(ret_line, KVG_NEWS_SIZE, "%s", stager->directs.news);
+	stager->directs.news[0] = '\0';
 }
 
 /* ---- Life ---- */
@@ -381,43 +273,6 @@ static unsigned default_workers(void)
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 
 	return cpus < 1 ? 1 : (unsigned)kv_min_u64((uint64_t)cpus, WORKERS_DEFAULT_MAX);
-}
-
-static int lanes_new(struct kvg_stager *stager)
-{
-	const struct kvg_backend_ops *ops = stager->backend->ops;
-	kvg_stream streams[KVG_STREAMS_MAX];
-
-	for (unsigned i = 0; i < stager->options.streams; i++) {
-		int r = ops->stream_new(stager->backend, &streams[i]);
-
-		if (r < 0) {
-			while (i > 0)
-				ops->stream_free(stager->backend, streams[--i]);
-			return r;
-		}
-	}
-	/* The lanes of one stream are not neighbours, so that the streams take turns. */
-	stager->lane_count = stager->options.streams * KVG_COPIES_PER_STREAM;
-	for (unsigned i = 0; i < stager->lane_count; i++)
-		stager->lanes[i].stream = streams[i % stager->options.streams];
-	for (unsigned i = 0; i < stager->lane_count; i++) {
-		int r = ops->event_new(stager->backend, &stager->lanes[i].event);
-
-		if (r < 0)
-			return r;
-	}
-	return 0;
-}
-
-static void lanes_free(struct kvg_stager *stager)
-{
-	const struct kvg_backend_ops *ops = stager->backend->ops;
-
-	for (unsigned i = 0; i < stager->lane_count; i++)
-		ops->event_free(stager->backend, stager->lanes[i].event);
-	for (unsigned i = 0; i < stager->options.streams && stager->lane_count > 0; i++)
-		ops->stream_free(stager->backend, stager->lanes[i].stream);
 }
 
 static void set_defaults(struct kvg_stager_options *options)
@@ -447,15 +302,18 @@ static int stager_init(struct kvg_stager *stager)
 	stager->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (!stager->copies || stager->event_fd < 0)
 		return stager->copies ? -errno : -ENOMEM;
+	options->direct = options->direct && info.direct;
 	for (unsigned i = 0; i < KVG_PIECES; i++)
 		stager->pieces[i].stager = stager;
 	r = kvg_workers_new(options->inline_workers ? 0 : options->workers, &stager->workers);
 	if (r == 0)
 		r = kvg_workers_new(options->inline_workers ? 0 : RESCUERS, &stager->rescuers);
 	if (r == 0)
-		r = lanes_new(stager);
+		r = kvg_lanes_new(stager);
 	if (r == 0)
 		r = kvg_slots_new(stager);
+	if (r == 0)
+		r = kvg_directs_new(stager);
 	return r;
 }
 
@@ -584,6 +442,7 @@ bool kvg_stager_free(struct kvg_stager *stager)
 	}
 	if (stager->has_thread)
 		(void)pthread_join(stager->thread, NULL);
+	kvg_directs_free(stager, !is_idle(stager));
 	if (!is_idle(stager)) {
 		(void)kvg_workers_free(stager->workers, true);
 		(void)kvg_workers_free(stager->rescuers, true);
@@ -594,7 +453,7 @@ bool kvg_stager_free(struct kvg_stager *stager)
 	if (stager->queue)
 		stager->options.io->queue_free(stager->options.io->context, stager->queue);
 	kvg_slots_free(stager);
-	lanes_free(stager);
+	kvg_lanes_free(stager);
 	if (stager->event_fd >= 0)
 		(void)close(stager->event_fd);
 	(void)pthread_cond_destroy(&stager->more);

@@ -8,6 +8,9 @@
  * each slot at its own pace, so that drives and link are busy together. What is not on a drive, and
  * what could not be read or does not match its sum, is read through the mount, once.
  *
+ * Where the backend lets drives write into device memory, what can goes past the CPU, and comes
+ * back through slots of the ring to be checked as everything else; see stage_direct.c.
+ *
  * Jobs go by their priority, then by the order in which they came: what is free of the ring, and of
  * the link, is given to the first that can use it.
  *
@@ -26,6 +29,8 @@
 #include "fs/gpu_protocol.h"
 #include "gpu/backend.h"
 #include "gpu/watermark.h"
+
+#define KVG_NEWS_SIZE 512u
 
 struct kvg_stager;
 
@@ -46,8 +51,10 @@ struct kvg_chunk {
 struct kvg_job_counts {
 	uint64_t from_dram; /* bytes */
 	uint64_t from_device;
+	uint64_t direct; /* of them, past the CPU */
 	uint64_t from_file;
 	uint64_t checksum_errors;
+	uint64_t direct_errors; /* reads past the CPU that failed, and were done again */
 };
 
 struct kvg_job {
@@ -71,15 +78,24 @@ struct kvg_job {
 	void *arg;
 	/* At the end: */
 	int result;
+	/*
+	 * False: it has failed, but a drive may still write into its targets: their memory must
+	 * stay as it is, and only the array is the caller's again. The job will be reaped once
+	 * more, with true, when that is over.
+	 */
+	bool final;
 	struct kvg_job_counts counts;
 	/* The stager's: */
 	TAILQ_ENTRY(kvg_job) entry;
 	_Atomic bool cancel;
 	unsigned rank;      /* the priority that it goes by */
 	uint64_t next;      /* offset in the file of the first byte that nothing was begun for */
-	unsigned in_flight; /* slots, pieces and copies */
+	unsigned in_flight; /* slots, pieces, windows and copies */
 	bool tail_done;
-	bool ring; /* the object could not be registered: goes by the ring */
+	bool ring;   /* could not be registered: what was not begun goes by the ring */
+	bool early;  /* was reported before its end */
+	bool queued; /* is in the queue for reap; stager's lock, so the next */
+	bool over;
 };
 
 struct kvg_stager_options {
@@ -87,13 +103,15 @@ struct kvg_stager_options {
 	const struct kv_io_ops *io;
 	const int *devices; /* the store's, by number: borrowed */
 	unsigned device_count;
-	unsigned slots;      /* of the ring; 0: 16 */
-	uint32_t slot_size;  /* bytes, of whole chunks; 0: 8 MiB */
-	unsigned streams;    /* 0: 2 */
-	unsigned workers;    /* threads for sums and registrations; 0: as many as make sense */
-	unsigned timeout_ms; /* of one read; 0: 5000 */
-	const char *sysfs;   /* NULL: /sys */
-	bool inline_workers; /* tests: no threads at all; kvg_stager_step is called by hand */
+	unsigned slots;          /* of the ring; 0: 16 */
+	uint32_t slot_size;      /* bytes, of whole chunks; 0: 8 MiB */
+	unsigned streams;        /* 0: 2 */
+	unsigned workers;        /* threads for sums and registrations; 0: as many as make sense */
+	unsigned timeout_ms;     /* of one read; 0: 5000 */
+	const char *sysfs;       /* NULL: /sys */
+	bool direct;             /* reads past the CPU, where the backend and the drives can */
+	unsigned direct_threads; /* 0: 16, or none with the next */
+	bool inline_workers;     /* tests: no threads at all; kvg_stager_step is called by hand */
 };
 
 int kvg_stager_new(const struct kvg_stager_options *options, struct kvg_stager **ret_stager);
@@ -113,8 +131,13 @@ void kvg_stager_cancel(struct kvg_job *job);
 void kvg_stager_latency(struct kvg_stager *stager, bool wanted);
 /* Readable when a job has ended. */
 int kvg_stager_fd(const struct kvg_stager *stager);
-/* A job that has ended, or NULL. */
+/* A job that has ended, or (see its FINAL) will bring no more, or NULL. */
 struct kvg_job *kvg_stager_reap(struct kvg_stager *stager);
+/*
+ * One line of why some reads do not go past the CPU, each reason once; "": there is none that was
+ * not told yet.
+ */
+void kvg_stager_news(struct kvg_stager *stager, char ret_line[KVG_NEWS_SIZE]);
 
 /* For tests and benchmarks: one round by hand. True if anything went on. */
 bool kvg_stager_step(struct kvg_stager *stager);

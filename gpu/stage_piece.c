@@ -117,8 +117,8 @@ static bool copy_more(struct kvg_piece *piece)
 		uint64_t length =
 			kv_min_u64(kvg_stager_copy_max(stager), piece->length - piece->next);
 		struct kvg_lane *lane =
-			kvg_copy_begin(stager, job, (const uint8_t *)piece->memory + piece->next,
-				piece->offset + piece->next, length);
+			kvg_copy_begin(stager, job, (uint8_t *)piece->memory + piece->next,
+				piece->offset + piece->next, length, false);
 
 		if (!lane)
 			break;

@@ -23,7 +23,7 @@ static unsigned slot_chunks(const struct kvg_slot *slot)
 /* Chunk I of SLOT. */
 static const struct kvg_chunk *chunk_of(const struct kvg_slot *slot, unsigned i)
 {
-	return &slot->job->chunks[((slot->offset - slot->job->offset) >> KV_CHUNK_SHIFT) + i];
+	return kvg_job_chunk(slot->job, slot->offset) + i;
 }
 
 /* Bytes of the file in chunk I of SLOT. */
@@ -70,8 +70,7 @@ static int add_io(struct kvg_slot *slot, const struct kv_gpu_extent *extent, uns
 	return 0;
 }
 
-/* An extent that the daemon sent must not lead a read out of its chunk. */
-static bool is_sane(const struct kvg_stager *stager, const struct kv_gpu_extent *extent)
+bool kvg_extent_is_sane(const struct kvg_stager *stager, const struct kv_gpu_extent *extent)
 {
 	return extent->device < stager->options.device_count && extent->length > 0 &&
 	       extent->length % KV_BLOCK_SIZE == 0 &&
@@ -89,7 +88,8 @@ static int add_chunk(struct kvg_slot *slot, unsigned i)
 		return 0;
 	}
 	for (unsigned k = 0; k < chunk->extents; k++) {
-		int r = is_sane(slot->stager, &extents[k]) ? add_io(slot, &extents[k], i) : -EPROTO;
+		int r = kvg_extent_is_sane(slot->stager, &extents[k]) ? add_io(slot, &extents[k], i)
+								      : -EPROTO;
 
 		if (r < 0)
 			return r;
@@ -124,32 +124,55 @@ static bool submit_reads(struct kvg_slot *slot)
 
 static void start_rescue(struct kvg_slot *slot, int fd);
 
-static void slot_begin(struct kvg_slot *slot, struct kvg_job *job, uint64_t length)
+/* Reads chunks from drives: all, or with FAILED those that have. */
+static void start_reads(struct kvg_slot *slot, bool failed)
 {
 	int r = 0;
 
-	slot->job = job;
-	slot->offset = job->next;
-	slot->length = length;
 	slot->io_count = slot->submitted = slot->left = 0;
+	slot->fetched = false;
 	slot->state = KVG_SLOT_READING;
-	memset(slot->chunks, 0, sizeof(slot->chunks));
-	job->next += slot->length;
-	job->in_flight++;
 	set_deadline(slot);
-	for (unsigned i = 0; i < slot_chunks(slot) && job->object_fd >= 0; i++)
-		slot->chunks[i].failed = true;
-	if (job->object_fd >= 0) {
-		start_rescue(slot, job->object_fd);
-		return;
-	}
-	for (unsigned i = 0; i < slot_chunks(slot) && r == 0; i++)
+	for (unsigned i = 0; i < slot_chunks(slot) && r == 0; i++) {
+		if (failed && !slot->chunks[i].failed)
+			continue;
+		slot->chunks[i].failed = false;
 		r = add_chunk(slot, i);
+	}
 	if (r < 0) {
-		kvg_job_fail(job, r);
+		kvg_job_fail(slot->job, r);
 		slot->io_count = 0;
 	}
 	(void)submit_reads(slot);
+}
+
+static void slot_take(struct kvg_slot *slot, struct kvg_job *job, uint64_t offset, uint64_t length)
+{
+	slot->job = job;
+	slot->offset = offset;
+	slot->length = length;
+	slot->fetched = false;
+	memset(slot->chunks, 0, sizeof(slot->chunks));
+	job->in_flight++;
+}
+
+static void slot_begin(struct kvg_slot *slot, struct kvg_job *job, uint64_t offset, uint64_t length)
+{
+	slot_take(slot, job, offset, length);
+	for (unsigned i = 0; i < slot_chunks(slot) && job->object_fd >= 0; i++)
+		slot->chunks[i].failed = true;
+	if (job->object_fd >= 0)
+		start_rescue(slot, job->object_fd);
+	else
+		start_reads(slot, false);
+}
+
+static struct kvg_slot *free_slot(struct kvg_stager *stager)
+{
+	for (unsigned i = 0; i < stager->options.slots; i++)
+		if (stager->slots[i].state == KVG_SLOT_FREE)
+			return &stager->slots[i];
+	return NULL;
 }
 
 bool kvg_slots_begin(struct kvg_stager *stager, struct kvg_job *job)
@@ -157,14 +180,39 @@ bool kvg_slots_begin(struct kvg_stager *stager, struct kvg_job *job)
 	uint64_t length = kvg_job_more(job, kvg_stager_copy_max(stager));
 	bool progress = false;
 
-	for (unsigned i = 0; i < stager->options.slots && length > 0; i++) {
-		if (stager->slots[i].state != KVG_SLOT_FREE)
-			continue;
-		slot_begin(&stager->slots[i], job, length);
+	while (length > 0 && kvg_slots_read(stager, job, job->next, length)) {
+		job->next += length;
 		length = kvg_job_more(job, kvg_stager_copy_max(stager));
 		progress = true;
 	}
 	return progress;
+}
+
+bool kvg_slots_read(
+	struct kvg_stager *stager, struct kvg_job *job, uint64_t offset, uint64_t length)
+{
+	struct kvg_slot *slot = free_slot(stager);
+
+	if (!slot)
+		return false;
+	slot_begin(slot, job, offset, length);
+	return true;
+}
+
+bool kvg_slots_fetch(
+	struct kvg_stager *stager, struct kvg_job *job, uint64_t offset, uint64_t length)
+{
+	struct kvg_slot *slot = free_slot(stager);
+	struct kvg_lane *lane =
+		slot ? kvg_copy_begin(stager, job, slot->memory, offset, length, true) : NULL;
+
+	if (!lane)
+		return false;
+	slot_take(slot, job, offset, length);
+	slot->fetched = true;
+	slot->state = KVG_SLOT_FETCHING;
+	lane->slot = slot;
+	return true;
 }
 
 static bool reap_reads(struct kvg_stager *stager)
@@ -304,6 +352,7 @@ static void count_bytes(struct kvg_slot *slot)
 			job->counts.from_file += length;
 		else if (chunk_of(slot, i)->where == KV_GPU_DEVICE)
 			job->counts.from_device += length;
+		job->counts.direct += slot->chunks[i].direct ? length : 0;
 	}
 }
 
@@ -319,6 +368,22 @@ static bool any_failed(const struct kvg_slot *slot, bool *ret_rescued)
 	return failed;
 }
 
+/* What is in device memory as it should be is done with; the rest is read once more. */
+static void judge_fetched(struct kvg_slot *slot, bool failed)
+{
+	struct kvg_job *job = slot->job;
+
+	for (unsigned i = 0; i < slot_chunks(slot); i++)
+		slot->chunks[i].direct = !slot->chunks[i].failed;
+	if (failed) {
+		start_reads(slot, true);
+		return;
+	}
+	count_bytes(slot);
+	slot_release(slot);
+	kvg_job_advance(slot->stager, job);
+}
+
 /* What could be read was, and was checked. */
 static void judge(struct kvg_slot *slot)
 {
@@ -327,6 +392,8 @@ static void judge(struct kvg_slot *slot)
 
 	if (job->result < 0) {
 		slot_release(slot);
+	} else if (slot->fetched) {
+		judge_fetched(slot, failed);
 	} else if (!failed) {
 		count_bytes(slot);
 		slot->state = KVG_SLOT_READY;
@@ -403,7 +470,8 @@ static bool copy_ready(struct kvg_stager *stager)
 			slot_release(slot);
 			continue;
 		}
-		lane = kvg_copy_begin(stager, slot->job, slot->memory, slot->offset, slot->length);
+		lane = kvg_copy_begin(
+			stager, slot->job, slot->memory, slot->offset, slot->length, false);
 		if (!lane)
 			break;
 		lane->slot = slot;
@@ -429,8 +497,11 @@ bool kvg_slots_step(struct kvg_stager *stager)
 
 void kvg_slot_copied(struct kvg_slot *slot)
 {
-	assert(slot->state == KVG_SLOT_COPYING);
-	slot_release(slot);
+	assert(slot->state == KVG_SLOT_COPYING || slot->state == KVG_SLOT_FETCHING);
+	if (slot->state == KVG_SLOT_COPYING || slot->job->result < 0)
+		slot_release(slot);
+	else
+		start_check(slot);
 }
 
 bool kvg_slots_idle(const struct kvg_stager *stager)

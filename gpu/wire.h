@@ -59,7 +59,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVG_WIRE_VERSION 2u
+#define KVG_WIRE_VERSION 3u
 #define KVG_HEADER_SIZE 64u
 #define KVG_PAYLOAD_MAX (32u << 10)
 /* SCM_MAX_FD of the kernel. */
@@ -132,6 +132,7 @@ struct kvg_hello {
 	X(used, "bytes they take")                                                                 \
 	X(missing, "those of the budget that other processes have taken from the device")          \
 	X(orphaned, "those of them that clients did not give back in time")                        \
+	X(held, "those of failed stagings that a drive may still write to")                        \
 	X(entries, "files there or on their way")                                                  \
 	X(resident, "files there")                                                                 \
 	X(maps, "mappings of clients")                                                             \
@@ -140,6 +141,8 @@ struct kvg_hello {
 	X(staged_bytes, "bytes of them")                                                           \
 	X(from_dram_bytes, "bytes copied from the DRAM tier")                                      \
 	X(from_device_bytes, "bytes read from drives")                                             \
+	X(direct_bytes, "those of them that did not pass the CPU on their way (cuFile)")           \
+	X(direct_errors, "reads past the CPU that failed, and were done again")                    \
 	X(from_file_bytes, "bytes read through the mount")                                         \
 	X(hits, "maps of files that were there, or on their way")                                  \
 	X(misses, "maps that began to stage")                                                      \

@@ -14,7 +14,7 @@ import pytest
 from kvmount import ROOT, build_folder
 from procs import Agent, eventually
 
-MAGIC, VERSION = 0x3167766B, 2
+MAGIC, VERSION = 0x3167766B, 3
 HELLO, MAP, READY, UNMAP, PREFETCH, STAT, EVICT, REVOKE, INVALID = range(1, 10)
 EARLY, NOSTAGE, REVOCABLE = 1, 2, 4
 
@@ -54,10 +54,13 @@ class _Tools:
         key = next((k for k, b in self.buffers.items() if b is buffer), None)
         self.seen.append((key, event, ms))
 
-    def map(self, path, off=0, length=0, flags=0):
-        """(key, bytes, version)"""
-        with open(path, "rb") as f:
-            buffer = self.ctx.map(f, off, length, flags)
+    def map(self, path, off=0, length=0, flags=0, how=0):
+        """(key, bytes, version); HOW: O_DIRECT leaves a file that is not in DRAM where it is."""
+        fd = os.open(path, os.O_RDONLY | how)
+        try:
+            buffer = self.ctx.map(fd, off, length, flags)
+        finally:
+            os.close(fd)
         key = len(self.buffers) + 1
         self.buffers[key] = buffer
         return key, buffer.length, buffer.version
@@ -134,7 +137,9 @@ class Helper:
     """A kvgpud for one mount."""
 
     def __init__(self, kv, kind="host", *arguments, **environment):
-        self.kv, self.kind = kv, kind
+        self.kv, self.backend = kv, kind
+        # What an engine uses: drives are the helper's alone.
+        self.kind = "cuda" if kind == "cufile" else kind
         # Files that come by themselves are in the way of most tests.
         self.arguments = [a for a in arguments if a != "--hints"]
         if "--hints" not in arguments:
@@ -152,7 +157,8 @@ class Helper:
     def _variables(self):
         if self.kind != "cuda":
             return {}
-        return {"FAKECU_CPU": "1", "FAKECU_CONTROL": str(self.control)}
+        # Containers have their files on it; the real cuFile refuses it.
+        return {"FAKECU_CPU": "1", "FAKECU_CONTROL": str(self.control), "FAKECUFILE_OVERLAY": "1"}
 
     def engine_environment(self):
         """For engines: the faults are the helper's."""
@@ -169,7 +175,7 @@ class Helper:
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [build_folder() / "gpu" / "kvgpud", self.kv.store, "--socket", self.socket,
-                 "--backend", self.kind, "--hbm", "256M", *self.arguments],
+                 "--backend", self.backend, "--hbm", "256M", *self.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd="/",
                 preexec_fn=_die_with_parent)
         eventually(lambda: self.socket.exists() and "ready" in self.log() or

@@ -27,8 +27,9 @@ def on(*settings):
     return mark
 
 
-EVERYWHERE = on("host-passthrough", "host-daemon", "cuda-passthrough")
+EVERYWHERE = on("host-passthrough", "host-daemon", "cuda-passthrough", "cufile-passthrough")
 HOST, FAKE = on("host-passthrough"), on("cuda-passthrough")
+CUFILE = on("cufile-passthrough")
 
 
 def pytest_generate_tests(metafunc):

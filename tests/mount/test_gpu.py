@@ -137,7 +137,8 @@ def test_map__damaged_bytes_are_never_given(helper):
         os.close(other)
     raw.close()
     stats = helper.stats()
-    assert stats["checksum_errors"] == 1 and stats["failed"] == 1
+    # Past the CPU it is read once more than else.
+    assert stats["checksum_errors"] == 1 + (helper.backend == "cufile") and stats["failed"] == 1
     eventually(lambda: helper.stats()["used"] == 0)
     eventually(lambda: not path.exists(), what="the quarantine")
 

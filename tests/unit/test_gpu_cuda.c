@@ -713,7 +713,7 @@ static void check_choice(const char *variable, const char *value, const char *wa
 static void test_gpu_cuda__the_choice_says_why(void **state)
 {
 	check_choice("UNIT_NOTHING", "1",
-		"cuda: cufile: what drives write into device memory cannot be checked");
+		"cuda: cufile: reads from drives past the CPU only with --backend cufile");
 	check_choice("UNIT_BACKEND", "cufile", "cufile: ");
 	check_choice("UNIT_BACKEND", "cuda", "cuda: ");
 	check_choice("UNIT_BACKEND", "metal", "none: there is no backend 'metal'");

@@ -25,7 +25,8 @@ static struct {
 	double now_us;
 	double link_free_us;
 	double drive_free_us[DRIVES];
-	double stream_us[2]; /* end of what is in it; [0] of the first stream */
+	double back_free_us; /* the link's other direction */
+	double stream_us[3]; /* end of what is in it; [0] of the first stream */
 	struct {
 		struct kv_io *io;
 		double end_us;
@@ -156,7 +157,7 @@ static unsigned streams_made;
 static inline int sim_stream_new(struct kvg_backend *b, kvg_stream *ret_stream)
 {
 	(void)b;
-	*ret_stream = &sim.stream_us[streams_made++ % 2];
+	*ret_stream = &sim.stream_us[streams_made++ % 3];
 	return 0;
 }
 
@@ -169,19 +170,19 @@ static inline void sim_stream_free(struct kvg_backend *b, kvg_stream stream)
 static inline int sim_copy(struct kvg_backend *b, kvg_stream stream, enum kvg_copy_kind kind,
 	const struct kvg_copy *copies, size_t count)
 {
+	double *free_us = kind == KVG_COPY_TO_HOST ? &sim.back_free_us : &sim.link_free_us;
 	uint64_t bytes = 0;
 
-	assert_int_equal(kind, KVG_COPY_TO_DEVICE);
 	if (sim_strike(&sim.fail_copies))
 		return -EIO;
 	for (size_t i = 0; i < count; i++)
 		bytes += copies[i].size;
 	if (bytes > sim.longest_copy)
 		sim.longest_copy = bytes;
-	if (sim.link_free_us < sim.now_us)
-		sim.link_free_us = sim.now_us;
-	sim.link_free_us += LINK_GAP_US + (double)bytes / LINK_BYTES_PER_US;
-	*(double *)stream = sim.link_free_us;
+	if (*free_us < sim.now_us)
+		*free_us = sim.now_us;
+	*free_us += LINK_GAP_US + (double)bytes / LINK_BYTES_PER_US;
+	*(double *)stream = *free_us;
 	sim.copies++;
 	if (sim_strike(&sim.half_copies))
 		return -EIO;

@@ -181,7 +181,7 @@ static inline double next_end(void)
 	for (unsigned i = 0; i < sim.io_count && !sim.hang; i++)
 		if (sim.ios[i].end_us > sim.now_us && sim.ios[i].end_us < next)
 			next = sim.ios[i].end_us;
-	for (unsigned i = 0; i < 2; i++)
+	for (unsigned i = 0; i < 3; i++)
 		if (sim.stream_us[i] > sim.now_us && sim.stream_us[i] < next)
 			next = sim.stream_us[i];
 	/* A link that is used in turns: an earlier copy may end before the streams' last ones. */

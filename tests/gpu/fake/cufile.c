@@ -13,7 +13,9 @@
  *   FAKECUFILE_OVERLAY=0        1: overlay is taken, for tests in containers
  * Each call can be made to fail by FAKECU_FAIL or fakecu_fail with the code (cuFileRead:1:5008).
  * Of cuFileRead, codes below 5000 stand for: 1 a short read, 2 wrong bytes, 3 it hangs while copies
- * are held (fakecu_hold), others -1 and that errno.
+ * are held (fakecu_hold), 7 it hangs as long as cuFileStuck is to fail, others -1 and that errno.
+ * What is left at cuFileDriverClose, and memory that was unmapped before cuFileBufDeregister, is
+ * told in the fake driver's report.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -37,6 +39,7 @@ enum {
 	READ_SHORT = 1,
 	READ_WRONG = 2,
 	READ_HANGS = 3,
+	READ_STUCK = 7, /* of the driver's codes, one that is not fatal */
 };
 
 struct file {
@@ -49,8 +52,8 @@ static bool is_open, allow_compat = true; /* lock */
 static struct file files[FILES_MAX];      /* lock */
 static struct {
 	uint64_t base, size;
-} buffers[BUFFERS_MAX]; /* lock */
-static unsigned buffer_count;
+} buffers[BUFFERS_MAX];                /* lock */
+static unsigned buffer_count, misused; /* lock; so the next */
 static uint64_t pinned;
 
 #define FUNCTION(field, symbol, required, returns, parameters) FAKE_API returns symbol parameters;
@@ -88,6 +91,26 @@ static unsigned enter(const char *symbol)
 
 /* ---- The driver ---- */
 
+/* What was not given back, or too late: in the report of the fake driver. */
+static void report(void)
+{
+	const char *path = getenv("FAKECU_REPORT");
+	unsigned left = 0;
+	FILE *file;
+
+	for (unsigned i = 0; i < FILES_MAX; i++)
+		left += files[i].used;
+	if (left == 0 && buffer_count == 0 && misused == 0)
+		return;
+	file = path ? fopen(path, "ae") : stderr;
+	if (!file)
+		return;
+	(void)fprintf(file, "fakecufile: leaks files=%u buffers=%u unmapped=%u\n", left,
+		buffer_count, misused);
+	if (path)
+		(void)fclose(file);
+}
+
 struct kvg_cufile_error cuFileDriverOpen(void)
 {
 	unsigned code = fakecu_fault("cuFileDriverOpen");
@@ -109,8 +132,10 @@ struct kvg_cufile_error cuFileDriverClose_v2(void)
 
 	if (!is_open)
 		return error(KVG_CUFILE_NOT_INITIALIZED);
+	report();
 	is_open = false;
 	allow_compat = true;
+	misused = 0;
 	buffer_count = 0;
 	pinned = 0;
 	memset(files, 0, sizeof(files));
@@ -243,11 +268,14 @@ struct kvg_cufile_error cuFileBufRegister(const void *base, size_t size, int fla
 struct kvg_cufile_error cuFileBufDeregister(const void *base)
 {
 	unsigned code = enter("cuFileBufDeregister");
+	bool rdma;
 	KV_LOCKED(&lock);
 
 	for (unsigned i = 0; !code && i < buffer_count; i++) {
 		if (buffers[i].base != (uint64_t)(uintptr_t)base)
 			continue;
+		/* The real one may hang then. */
+		misused += !fakecu_is_mapped(buffers[i].base, buffers[i].size, &rdma);
 		pinned -= buffers[i].size;
 		buffers[i] = buffers[--buffer_count];
 		return error(0);
@@ -268,11 +296,11 @@ static bool is_registered(uint64_t base, uint64_t end)
 
 /* ---- Reads ---- */
 
-static void hang(void)
+static void hang(unsigned code)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
 
-	while (fakecu_is_held())
+	while (code == READ_HANGS ? fakecu_is_held() : fakecu_fault("cuFileStuck") != 0)
 		(void)nanosleep(&pause, NULL);
 }
 
@@ -310,9 +338,9 @@ ssize_t cuFileRead(
 
 	if (code >= KVG_CUFILE_BASE)
 		return -(ssize_t)code;
-	if (code == READ_HANGS)
-		hang();
-	if (code > READ_HANGS) {
+	if (code == READ_HANGS || code == READ_STUCK)
+		hang(code);
+	if (code > READ_HANGS && code != READ_STUCK) {
 		errno = (int)code;
 		return -1;
 	}
