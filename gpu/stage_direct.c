@@ -6,7 +6,8 @@
  * what can be opened is bound by the device's address space on its bus. Within it spans, chunks
  * that lie together on their drive, are read by threads, a request each. What was read is passed to
  * slots of the ring, which fetch it from the device, the way that the link has free, and check it:
- * before that no watermark includes it. Chunks that cannot go this way (not on a drive, with gaps,
+ * before that no watermark includes it. Where the device can compute the sums, it does, and nothing
+ * is fetched. Chunks that cannot go this way (not on a drive, with gaps,
  * the odd end of a file) go by the ring, and so does all that was refused, or failed.
  *
  * A read that does not end fails its job at once, but its drive may write into the target at any
@@ -19,7 +20,7 @@
 #include "gpu/stage_internal.h"
 
 #define REGISTRARS 2u
-#define SPAN_MAX (UINT64_C(16) << 20)
+#define SPAN_MAX (KVG_SPAN_CHUNKS * (uint64_t)KV_CHUNK_SIZE)
 
 /* ---- News ---- */
 
@@ -163,6 +164,34 @@ static void window_end(struct kvg_window *window)
 
 /* ---- Spans ---- */
 
+/*
+ * Chunks lie in the target as they do in the file, without gaps: so one range each, whatever their
+ * extents are.
+ */
+static void compute_sums(struct kvg_span *span)
+{
+	const struct kvg_window *window = span->window;
+	struct kvg_backend *backend = window->stager->backend;
+	struct kvg_range ranges[KVG_SPAN_CHUNKS] = {0};
+	uint64_t sums[KVG_SPAN_CHUNKS], at = 0;
+	size_t count = 0;
+	int r;
+
+	for (; at < span->length; at += KV_CHUNK_SIZE)
+		ranges[count++] = (struct kvg_range){
+			.address = window->base + (span->offset - window->at) + at,
+			.size = kv_min_u64(span->length - at, KV_CHUNK_SIZE),
+		};
+	r = backend->ops->checksum(backend, span->stream, ranges, count, sums);
+	span->summed = r == 0;
+	if (r < 0)
+		(void)snprintf(span->why, sizeof(span->why), "%s", strerror(-r));
+	for (size_t i = 0; i < count && r == 0; i++)
+		span->wrong += sums[i] != span->sums[i];
+	if (span->wrong > 0)
+		span->result = -EBADMSG;
+}
+
 static void run_span(struct kvg_task *task)
 {
 	struct kvg_span *span = (struct kvg_span *)task;
@@ -170,6 +199,8 @@ static void run_span(struct kvg_task *task)
 	struct kvg_backend *backend = window->stager->backend;
 
 	span->result = 0;
+	span->summed = false;
+	span->wrong = 0;
 	for (unsigned i = 0; i < span->count && span->result == 0; i++) {
 		const struct kvg_span_read *read = &span->reads[i];
 		ssize_t n;
@@ -188,6 +219,9 @@ static void run_span(struct kvg_task *task)
 		else
 			(void)snprintf(span->why, sizeof(span->why), "a read was short");
 	}
+	if (span->result == 0 && span->by_device &&
+		!atomic_load_explicit(&span->late, memory_order_relaxed))
+		compute_sums(span);
 }
 
 /* Reads of the chunk at OFFSET; false: they are not one with SPAN's. */
@@ -224,9 +258,13 @@ static void span_begin(struct kvg_span *span, struct kvg_window *window)
 	span->window = window;
 	span->offset = at;
 	span->count = 0;
+	span->by_device = stager->directs.sums;
 	while (at < window->end && at - span->offset < SPAN_MAX &&
-		is_direct(stager, window->job, at) && add_chunk(span, at))
+		is_direct(stager, window->job, at) && add_chunk(span, at)) {
+		span->sums[(at - span->offset) >> KV_CHUNK_SHIFT] =
+			kvg_job_chunk(window->job, at)->sum;
 		at = kv_min_u64(at + KV_CHUNK_SIZE, window->end);
+	}
 	span->length = at - span->offset;
 	span->passed = 0;
 	span->state = KVG_SPAN_READING;
@@ -340,6 +378,26 @@ static void read_failed(struct kvg_span *span)
 	}
 }
 
+/* They are there, and right. */
+static void sums_agree(struct kvg_span *span)
+{
+	struct kvg_job *job = span->window->job;
+
+	job->counts.from_device += span->length;
+	job->counts.direct += span->length;
+	span->passed = span->length;
+}
+
+/* What was read is fetched, and so is all that is read from now on. */
+static void sums_failed(struct kvg_span *span)
+{
+	struct kvg_stager *stager = span->window->stager;
+
+	if (stager->directs.sums)
+		tell(stager, "the device computes no checksums any more", span->why);
+	stager->directs.sums = false;
+}
+
 static void span_ended(struct kvg_span *span)
 {
 	struct kvg_directs *directs = &span->window->stager->directs;
@@ -352,8 +410,14 @@ static void span_ended(struct kvg_span *span)
 		return;
 	}
 	span->state = KVG_SPAN_PASSING;
-	if (span->result < 0)
+	if (span->result == -EBADMSG)
+		span->window->job->counts.checksum_errors += span->wrong;
+	else if (span->result < 0)
 		read_failed(span);
+	else if (span->summed)
+		sums_agree(span);
+	else if (span->by_device)
+		sums_failed(span);
 }
 
 /* Slots take over what was read, to check it, or what was not, to read it. */
@@ -373,6 +437,7 @@ static bool pass(struct kvg_span *span)
 		span->passed += length;
 	}
 	span_release(span);
+	kvg_job_advance(stager, window->job);
 	return true;
 }
 
@@ -492,6 +557,25 @@ static void open_devices(struct kvg_stager *stager)
 	}
 }
 
+/* A stream for each span that the device is to sum. Without them what was read is fetched. */
+static void start_sums(struct kvg_stager *stager)
+{
+	const struct kvg_backend_ops *ops = stager->backend->ops;
+	struct kvg_directs *directs = &stager->directs;
+	char why[KVG_WHY_SIZE] = "";
+	int r = 0;
+
+	if (!directs->on || !ops->checksum)
+		return;
+	if (ops->checksum_probe(stager->backend, why, sizeof(why)) < 0) {
+		tell(stager, "the device computes no checksums", why);
+		return;
+	}
+	for (unsigned i = 0; i < KVG_SPANS && r == 0; i++)
+		r = ops->stream_new(stager->backend, &directs->spans[i].stream);
+	directs->sums = r == 0;
+}
+
 int kvg_directs_new(struct kvg_stager *stager)
 {
 	struct kvg_directs *directs = &stager->directs;
@@ -506,6 +590,7 @@ int kvg_directs_new(struct kvg_stager *stager)
 	for (unsigned i = 0; i < KVG_WINDOWS; i++)
 		directs->windows[i].stager = stager;
 	open_devices(stager);
+	start_sums(stager);
 	r = kvg_workers_new(threads, &directs->readers);
 	if (r == 0)
 		r = kvg_workers_new(options->inline_workers ? 0 : REGISTRARS, &directs->registrars);
@@ -523,4 +608,7 @@ void kvg_directs_free(struct kvg_stager *stager, bool abandon)
 		if (directs->devices[i])
 			stager->backend->ops->direct_close(
 				stager->backend, kv_steal_ptr(&directs->devices[i]));
+	for (unsigned i = 0; i < KVG_SPANS && !abandon; i++)
+		stager->backend->ops->stream_free(
+			stager->backend, kv_steal_ptr(&directs->spans[i].stream));
 }

@@ -22,6 +22,7 @@
 #define KVG_DIRECT_THREADS 16u
 /* So many of them wait for slots to be checked in. */
 #define KVG_SPANS (2 * KVG_DIRECT_THREADS)
+#define KVG_SPAN_CHUNKS 16u
 /* What is in more pieces on its drive is read by the ring. */
 #define KVG_SPAN_READS 8u
 #define KVG_WHY_SIZE 192u
@@ -152,6 +153,11 @@ struct kvg_span {
 		uint64_t length;
 		unsigned device;
 	} reads[KVG_SPAN_READS];
+	kvg_stream stream; /* for sums by the device; made with the stager, if it has them */
+	bool by_device;    /* it is to compute them */
+	bool summed;       /* it has */
+	unsigned wrong;    /* chunks whose sum is another one */
+	uint64_t sums[KVG_SPAN_CHUNKS]; /* as they should be */
 	int result;
 	char why[KVG_WHY_SIZE];
 };
@@ -161,6 +167,7 @@ struct kvg_directs {
 	bool on;       /* never again once it was off */
 	bool full;     /* said that no more memory could be registered */
 	bool failed;   /* said that a read failed */
+	bool sums;     /* are the device's matter; never again once they were not */
 	unsigned busy; /* threads in a read */
 	unsigned hung; /* of them, those whose reads were given up */
 	unsigned threads;

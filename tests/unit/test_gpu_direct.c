@@ -26,6 +26,9 @@ static struct {
 	unsigned bad_drive;    /* fails its probe; UINT_MAX: none */
 	bool hang;             /* reads wait, and write other bytes when they may go on */
 	unsigned waiting;
+	bool no_sums; /* the device's */
+	unsigned fail_sums;
+	unsigned sums;
 } drives;
 
 /* ---- The backend's part ---- */
@@ -155,6 +158,8 @@ static int direct_setup(void **state)
 	ops.direct_register = direct_register;
 	ops.direct_unregister = direct_unregister;
 	ops.direct_read = direct_read;
+	/* Most tests are of bytes that the CPU checks. */
+	ops.checksum = NULL;
 	return 0;
 }
 
@@ -232,7 +237,7 @@ static void assert_told(const char *wanted)
 /* Whole chunks come past the CPU; what has holes, gaps or an odd end by the ring. */
 static void test_direct__brings_bytes(void **state)
 {
-	static const uint64_t sizes[] = {70 * MIB + 77, 9 * MIB + 8192, 200 * MIB};
+	static const uint64_t sizes[] = {70 * MIB + 77, 9 * MIB + 8192, 130 * MIB};
 
 	(void)state;
 	start_direct(3, 4, 0);
@@ -473,6 +478,103 @@ static void test_direct__refuses_insane_extents(void **state)
 	file_done(&file);
 }
 
+/* ---- Sums by the device ---- */
+
+static int sum_probe(struct kvg_backend *b, char *ret_reason, size_t reason_size)
+{
+	(void)b;
+	(void)snprintf(ret_reason, reason_size, "no kernels");
+	return drives.no_sums ? -EOPNOTSUPP : 0;
+}
+
+static int sum(struct kvg_backend *b, kvg_stream stream, const struct kvg_range *ranges,
+	size_t count, uint64_t *ret_sums)
+{
+	assert_non_null(stream);
+	if (sim_strike(&drives.fail_sums))
+		return -EIO;
+	drives.sums += (unsigned)count;
+	return kvg_backend_host.checksum(b, NULL, ranges, count, ret_sums);
+}
+
+static void start_with_sums(void)
+{
+	ops.checksum_probe = sum_probe;
+	ops.checksum = sum;
+	start_direct(3, 4, 0);
+}
+
+/* Nothing is fetched then; the watermark follows all the same. */
+static void test_direct__the_device_checks(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start_with_sums();
+	file_init(&file, 70 * MIB + 77, 3);
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(file.job.counts.direct, direct_bytes(&file));
+	assert_int_equal(drives.sums, 68);
+	assert_true(sim.back_free_us == 0);
+	assert_true(file.mark.staged > 0);
+	/* All that it finds wrong goes by the ring. */
+	drives.flips = 5;
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(file.job.counts.checksum_errors, 5);
+	assert_int_equal(file.job.counts.direct, direct_bytes(&file) - 5 * MIB);
+	assert_string_equal(news(), "");
+	file_done(&file);
+}
+
+/* What lies together is one read, and has a sum for each of its chunks. */
+static void test_direct__the_device_checks_each_chunk(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start_with_sums();
+	file_init(&file, 40 * MIB, 3);
+	lay_together(&file);
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(drives.sums, 38);
+	assert_true(drives.calls < 5);
+	drives.flips = 1;
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(file.job.counts.checksum_errors, 1);
+	file_done(&file);
+}
+
+/* Without its sums, from the start or later, the CPU checks. */
+static void test_direct__the_cpu_checks_where_the_device_does_not(void **state)
+{
+	struct file file;
+
+	(void)state;
+	start_with_sums();
+	file_init(&file, 40 * MIB, 3);
+	drives.fail_sums = 1;
+	drives.flips = 1;
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(file.job.counts.checksum_errors, 1);
+	assert_int_equal(file.job.counts.direct_errors, 0);
+	assert_told("the device computes no checksums any more: Input/output error");
+	assert_true(kvg_stager_free(stager));
+	drives.no_sums = true;
+	drives.sums = 0;
+	start_with_sums();
+	assert_told("the device computes no checksums: no kernels");
+	assert_int_equal(stage(&file), 0);
+	assert_staged(&file);
+	assert_int_equal(drives.sums, 0);
+	assert_int_equal(file.job.counts.direct, direct_bytes(&file));
+	file_done(&file);
+}
+
 /* ---- Reads that do not end ---- */
 
 static void hang(bool yes)
@@ -614,6 +716,9 @@ int main(void)
 		TEST(leaves_out_a_drive_that_cannot),
 		TEST(a_failed_fetch_fails_the_job),
 		TEST(refuses_insane_extents),
+		TEST(the_device_checks),
+		TEST(the_device_checks_each_chunk),
+		TEST(the_cpu_checks_where_the_device_does_not),
 		TEST(sets_aside_what_a_drive_may_still_write_to),
 		TEST(may_end_before_it_is_reaped),
 		TEST(threads_read_together),
