@@ -132,7 +132,8 @@ struct kvg_hbm_options {
 	void *arg;
 	/* Asks for MAP back by DEADLINE_MS. */
 	void (*revoke)(void *arg, struct kvg_map *map, int64_t deadline_ms);
-	/* ENTRY is being staged, and nobody has wanted it in time: it may be made to end. */
+	/* ENTRY is being staged, and nobody has wanted it in time: it may be made to end, at once.
+	 */
 	void (*expired)(void *arg, struct kvg_entry *entry);
 	/* ENTRY, whose content nobody may use for new maps, is about to be freed. */
 	void (*gone)(void *arg, struct kvg_entry *entry);

@@ -7,6 +7,8 @@
 /* A file that could not be staged is forgotten that long after it might have been tried again. */
 #define FORGET_MS 60000
 #define FORGET_LOOK_MS 1000
+/* What others wait for is looked at again after that. */
+#define EXPIRE_AGAIN_MS 100
 
 static void make_orphan(struct kvg_entry *entry)
 {
@@ -52,19 +54,23 @@ static bool is_shared(const struct kvg_entry *entry)
 	return false;
 }
 
-/* Its time is over. What is being staged for others too stays for them. */
-static void give_up(struct kvg_entry *entry)
+/*
+ * Its time is over. False: others wait for what it stages: it goes when they have that (the blocks
+ * are theirs too then), or have gone.
+ */
+static bool give_up(struct kvg_entry *entry)
 {
 	struct kvg_hbm *hbm = entry->hbm;
+	bool staging = entry->state == KVG_STAGING;
 
-	if (entry->state == KVG_STAGING && is_shared(entry)) {
-		kvg_hbm_expire(entry, 0);
-		return;
-	}
-	if (entry->state == KVG_STAGING && hbm->options.expired)
-		hbm->options.expired(hbm->options.arg, entry);
+	if (staging && is_shared(entry))
+		return false;
 	hbm->evicted++;
 	kvg_hbm_stale(entry);
+	/* Which may be the end of it. */
+	if (staging && hbm->options.expired)
+		hbm->options.expired(hbm->options.arg, entry);
+	return true;
 }
 
 static void expire(struct kvg_hbm *hbm, int64_t now_ms)
@@ -75,13 +81,15 @@ static void expire(struct kvg_hbm *hbm, int64_t now_ms)
 		return;
 	hbm->expire_ms = 0;
 	for (entry = LIST_FIRST(&hbm->expiring); entry; entry = next) {
+		int64_t at_ms = entry->expires_ms;
+
 		next = LIST_NEXT(entry, expiring_entry);
-		if (entry->expires_ms > now_ms) {
-			if (hbm->expire_ms == 0 || entry->expires_ms < hbm->expire_ms)
-				hbm->expire_ms = entry->expires_ms;
+		if (at_ms <= now_ms && give_up(entry))
 			continue;
-		}
-		give_up(entry);
+		if (at_ms <= now_ms)
+			at_ms = now_ms + EXPIRE_AGAIN_MS;
+		if (hbm->expire_ms == 0 || at_ms < hbm->expire_ms)
+			hbm->expire_ms = at_ms;
 	}
 }
 

@@ -219,7 +219,7 @@ void kvg_stage_raise(struct kvg_entry *entry, unsigned priority);
 void kvg_stage_reap(struct kvg_server *server);
 /* Says, and keeps for `kvfs gpu status`, why reads do not go past the CPU. */
 void kvg_stage_news(struct kvg_server *server);
-/* Nobody wants ENTRY, which is being staged, any more: that ends soon. */
+/* Nobody wants ENTRY, which is being staged, any more: that ends soon, or at once. */
 void kvg_stage_cancel(void *server, struct kvg_entry *entry);
 /* ENTRY is about to be freed. */
 void kvg_stage_gone(void *server, struct kvg_entry *entry);

@@ -372,6 +372,9 @@ void kvg_stage_cancel(void *arg, struct kvg_entry *entry)
 	placement->cancelled = true;
 	if (placement->submitted)
 		kvg_stager_cancel(&placement->job);
+	/* It must not keep those from ending whom it waits for. */
+	else if (placement->waiting)
+		end(placement, -ECANCELED);
 }
 
 int kvg_stage_begin(struct kvg_server *server, struct kvg_entry *entry,

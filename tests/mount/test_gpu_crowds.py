@@ -118,6 +118,68 @@ def test_prefetch__that_nobody_waits_for_any_more_ends(start):
     assert engine.digest(engine.map(other)[0]) == digest(blob(1, SIZE))
 
 
+@FAKE
+def test_prefetch__that_the_last_waiter_has_left_ends(start):
+    """While another stretch waits for what it brings it stays, though its time is over."""
+    helper = start("--segment", "4M")
+    path = str(store(helper, "f", data := blob(1, SIZE)))
+    cold(helper, path)
+    engine = engine_of(helper)
+    helper.tell("hold")
+    engine.prefetch(path, 0, 8 * MIB, 0, 5)
+    engine.prefetch(path, 8 * MIB, 8 * MIB, 0, 5)
+    # It waits for segments of both.
+    engine.prefetch(path, 4 * MIB, 8 * MIB, 0, 8)
+    assert helper.stats()["entries"] == 3
+    # It goes at its time, and with it those two.
+    assert eventually(lambda: helper.stats()["entries"] == 0, 60)
+    helper.tell()
+    assert eventually(lambda: helper.stats()["used"] == 0)
+    stats = helper.stats()
+    assert (stats["evicted"], stats["failed"]) == (3, 0)
+    assert engine.digest(engine.map(path)[0]) == digest(data)
+
+
+# ---- Clients that want the link for themselves ----
+
+
+def copies_for_a_file(start, mark):
+    """How many copies the helper makes of 32 MiB; MARK: what is done before."""
+    helper = start()
+    path = str(store(helper, "f", data := blob(1, 32 * MIB)))
+    mark(helper)
+    engine = engine_of(helper)
+    assert engine.digest(engine.map(path)[0]) == digest(data)
+    assert helper.stats()["from_dram_bytes"] == 32 * MIB
+    pid = helper.process.pid
+    engine.stop()
+    helper.engines.clear()
+    assert helper.stop() == 0
+    line = next(text for text in helper.report.read_text().splitlines()
+                if text.startswith(f"fakecu: process={pid} h2d"))
+    return int(line.split("copies=")[1].split()[0])
+
+
+@FAKE
+def test_latency__copies_are_short_as_long_as_that_client_is_there(start):
+    kvg = gpu.load_kvg()
+    here = []
+
+    def connect(helper):
+        here.append(kvg.Context(str(helper.socket), control=True, latency=True))
+
+    def connect_and_go(helper):
+        connect(helper)
+        here.pop().close()
+        # This call's own is the one.
+        eventually(lambda: helper.stats()["clients"] == 1)
+
+    assert copies_for_a_file(start, lambda helper: None) == 4
+    assert copies_for_a_file(start, connect) == 8
+    here.pop().close()
+    assert copies_for_a_file(start, connect_and_go) == 4
+
+
 # ---- Versions ----
 
 

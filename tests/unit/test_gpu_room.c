@@ -144,20 +144,41 @@ static void test_hbm__gives_up_what_nobody_wanted_in_time(void **state)
 	assert_non_null(find(1));
 }
 
-/* What another file's stretch waits for stays on its way, though who asked has no use for it. */
+/*
+ * What another stretch waits for stays on its way, though who asked has no use for it; it goes when
+ * that one has it, or has gone.
+ */
 static void test_hbm__does_not_give_up_what_others_wait_for(void **state)
 {
 	const struct kvg_key two = {1, 1, 7, 0, 2 * SEGMENT};
-	struct kvg_entry *first = admit(1, SEGMENT), *second;
 
 	(void)state;
-	kvg_hbm_expire(first, 100);
-	assert_int_equal(kvg_hbm_admit(hbm, &two, 2 * SEGMENT, 0, &second), 0);
-	(void)kvg_hbm_tick(hbm, 100);
-	assert_null(seen.expired);
-	assert_ptr_equal(find(1), first);
-	kvg_hbm_staged(first);
-	kvg_hbm_staged(second);
+	for (unsigned gone = 0; gone < 2; gone++) {
+		struct kvg_entry *first = admit(1, SEGMENT), *second;
+
+		kvg_hbm_expire(first, 100);
+		assert_int_equal(kvg_hbm_admit(hbm, &two, 2 * SEGMENT, 0, &second), 0);
+		(void)kvg_hbm_tick(hbm, 100);
+		(void)kvg_hbm_tick(hbm, 300);
+		assert_null(seen.expired);
+		assert_ptr_equal(find(1), first);
+		if (gone) {
+			kvg_hbm_stale(second);
+			kvg_hbm_failed(second, -ECANCELED, 300);
+			(void)kvg_hbm_tick(hbm, 500);
+			assert_ptr_equal(seen.expired, first);
+			kvg_hbm_failed(first, -ECANCELED, 500);
+			assert_int_equal(usage()->used, 0);
+			continue;
+		}
+		kvg_hbm_staged(first);
+		kvg_hbm_staged(second);
+		(void)kvg_hbm_tick(hbm, 500);
+		assert_null(seen.expired);
+		assert_int_equal(usage()->entries, 1);
+		assert_int_equal(usage()->used, 2 * SEGMENT);
+		kvg_hbm_stale(second);
+	}
 }
 
 /* Who has all of his share makes room among his own, and is refused when all of that is mapped. */
