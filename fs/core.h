@@ -95,6 +95,9 @@ struct kv_core *kv_core_free(struct kv_core *core);
  * or in DRAM, may be freed. With awaits_word, once. */
 void kv_core_go_on(struct kv_core *core);
 
+/* After a restart: files that were never published, and that nobody goes on writing, go. */
+void kv_core_drop_held(struct kv_core *core);
+
 struct kv_index *kv_core_index(struct kv_core *core);
 struct kv_dram *kv_core_dram(struct kv_core *core);
 /* Set once, after kv_core_new and before the first request. */

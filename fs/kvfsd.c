@@ -247,6 +247,7 @@ static int open_store(struct kv_daemon *daemon, const char *path, char *ret_erro
 		.quota_bytes = daemon->options.max_size_bytes,
 		.stats = &daemon->stats,
 		.closing_wait_ms = CLOSING_WAIT_MS,
+		.journal = daemon->takeover ? kv_takeover_journal(daemon->takeover) : NULL,
 	};
 	int r = kv_store_open(&open, &daemon->store, ret_error, MESSAGE_SIZE);
 

@@ -28,6 +28,8 @@ void kv_ops_lock(struct fuse_lowlevel_ops *ops);
  * which subdirectories inherit.
  */
 int kv_make_owned(fuse_req_t req, struct kv_node *parent, struct kv_make *make);
+/* kv_core_make for the request at hand; what a daemon before this one has made for it is that. */
+int kv_make_once(struct kv_daemon *daemon, const struct kv_make *make, struct kv_inode *ret_inode);
 
 /* The permission bits of MODE after a change by somebody who may not keep the set-ID bits, as Linux
  * drops them. */

@@ -12,6 +12,7 @@
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/request.h"
 #include "fs/retry.h"
 #include "index/space.h"
 
@@ -219,6 +220,14 @@ static bool is_unsupported(const char *name)
 	return strncmp(name, "system.", strlen("system.")) == 0;
 }
 
+static int set_xattr(struct kv_daemon *daemon, fuse_ino_t id, const char *name, const char *value,
+	size_t size, int flags)
+{
+	kv_request_counts();
+	return kv_index_xattr_set(daemon->index, kv_node_find(daemon, id)->ino, name, value, size,
+		flags, kv_core_now_ns(daemon->core));
+}
+
 static void op_setxattr(
 	fuse_req_t req, fuse_ino_t id, const char *name, const char *value, size_t size, int flags)
 {
@@ -234,8 +243,8 @@ static void op_setxattr(
 	else if (is_control(name))
 		r = -EPERM;
 	else
-		r = kv_index_xattr_set(daemon->index, kv_node_find(daemon, id)->ino, name, value,
-			size, flags, kv_core_now_ns(daemon->core));
+		r = kv_request_was_done(daemon) ? 0
+						: set_xattr(daemon, id, name, value, size, flags);
 	kv_reply_error(req, r);
 }
 
@@ -311,6 +320,13 @@ static void op_listxattr(fuse_req_t req, fuse_ino_t id, size_t size)
 	reply_xattr(req, names, n, size);
 }
 
+static int remove_xattr(struct kv_daemon *daemon, fuse_ino_t id, const char *name)
+{
+	kv_request_counts();
+	return kv_index_xattr_remove(
+		daemon->index, kv_node_find(daemon, id)->ino, name, kv_core_now_ns(daemon->core));
+}
+
 static void op_removexattr(fuse_req_t req, fuse_ino_t id, const char *name)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -323,8 +339,7 @@ static void op_removexattr(fuse_req_t req, fuse_ino_t id, const char *name)
 		kv_reply_error(req, EPERM);
 	else
 		kv_reply_error(
-			req, kv_index_xattr_remove(daemon->index, kv_node_find(daemon, id)->ino,
-				     name, kv_core_now_ns(daemon->core)));
+			req, kv_request_was_done(daemon) ? 0 : remove_xattr(daemon, id, name));
 }
 
 void kv_ops_attr(struct fuse_lowlevel_ops *ops)

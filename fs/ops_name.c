@@ -9,6 +9,7 @@
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/request.h"
 #include "fs/takeover.h"
 
 /* Longest symlink target: the kernel's PATH_MAX without the NUL. */
@@ -133,6 +134,16 @@ int kv_make_owned(fuse_req_t req, struct kv_node *parent, struct kv_make *make)
 	return 0;
 }
 
+int kv_make_once(struct kv_daemon *daemon, const struct kv_make *make, struct kv_inode *ret_inode)
+{
+	/* Gone again: then it is made anew. */
+	if (kv_request_was_done(daemon) && kv_index_lookup(daemon->index, make->parent, make->name,
+						   make->length, ret_inode) == 0)
+		return 0;
+	kv_request_counts();
+	return kv_core_make(daemon->core, make, ret_inode);
+}
+
 /* Makes what MAKE says and answers with its entry. */
 static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_make *make)
 {
@@ -144,7 +155,7 @@ static void make_and_reply(fuse_req_t req, struct kv_node *parent, struct kv_mak
 	int r = kv_make_owned(req, parent, make);
 
 	if (r == 0)
-		r = kv_core_make(daemon->core, make, &inode);
+		r = kv_make_once(daemon, make, &inode);
 	if (r == 0)
 		r = kv_node_for(daemon, &seen, fuse_req_ctx(req)->pid, &node, &cacheable);
 	if (r < 0)
@@ -194,6 +205,17 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	kv_reply_check(daemon, fuse_reply_readlink(req, target));
 }
 
+/* NODE gets another name. */
+static int link_once(struct kv_daemon *daemon, const struct kv_node *node,
+	const struct kv_node *parent, const char *name, struct kv_inode *ret_inode)
+{
+	if (kv_request_was_done(daemon))
+		return kv_index_get(daemon->index, node->ino, ret_inode);
+	kv_request_counts();
+	return kv_index_link(daemon->index, node->ino, parent->ino, name, strlen(name),
+		kv_core_now_ns(daemon->core), ret_inode);
+}
+
 static void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent_id, const char *name)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
@@ -207,8 +229,7 @@ static void op_link(fuse_req_t req, fuse_ino_t id, fuse_ino_t parent_id, const c
 	/* Another name can rewrite the file from now on, and only one can be invalidated. */
 	if (node->file)
 		kv_node_notify_name(daemon, node->ino);
-	r = kv_index_link(daemon->index, node->ino, parent->ino, name, strlen(name),
-		kv_core_now_ns(daemon->core), &inode);
+	r = link_once(daemon, node, parent, name, &inode);
 	if (r == 0)
 		r = kv_node_for(daemon, &seen, fuse_req_ctx(req)->pid, &node, &cacheable);
 	if (r < 0)
@@ -222,9 +243,15 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent_id, const char *name, 
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *parent = kv_node_find(daemon, parent_id);
 	struct kv_inode inode;
-	int r = kv_index_unlink(daemon->index, parent->ino, name, strlen(name), directory, 0,
-		kv_core_now_ns(daemon->core), &inode);
+	int r;
 
+	if (kv_request_was_done(daemon)) {
+		kv_reply_error(req, 0);
+		return;
+	}
+	kv_request_counts();
+	r = kv_index_unlink(daemon->index, parent->ino, name, strlen(name), directory, 0,
+		kv_core_now_ns(daemon->core), &inode);
 	if (r == 0 && inode.nlink == 0)
 		(void)kv_node_orphan(daemon, &inode);
 	kv_reply_error(req, r);
@@ -299,7 +326,9 @@ static int rename_leased(struct kv_daemon *daemon, const struct kv_rename *renam
 
 	if (ends)
 		kv_core_lease_renamed(daemon->core, source->ino);
+	kv_request_counts();
 	int r = kv_index_rename(daemon->index, rename, ret_moved, ret_replaced);
+	kv_index_for_request(0);
 	if (r < 0 && ends)
 		(void)kv_core_lease(daemon->core, source->ino);
 	return r;
@@ -352,8 +381,13 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent_id, const char *name,
 		.flags = flags,
 		.now_ns = kv_core_now_ns(daemon->core),
 	};
-	int r = rename_published(req, &rename, &moved, &replaced);
+	int r;
 
+	if (kv_request_was_done(daemon)) {
+		kv_reply_error(req, 0);
+		return;
+	}
+	r = rename_published(req, &rename, &moved, &replaced);
 	if (r == 0 && replaced.ino != 0 && replaced.nlink == 0)
 		(void)kv_node_orphan(daemon, &replaced);
 	kv_reply_error(req, r);

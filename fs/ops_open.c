@@ -425,7 +425,7 @@ static int create(fuse_req_t req, struct kv_make *make, struct kv_node **ret_nod
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_inode inode;
-	int r = kv_core_make(daemon->core, make, &inode);
+	int r = kv_make_once(daemon, make, &inode);
 
 	if (r < 0)
 		return r;

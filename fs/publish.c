@@ -308,6 +308,33 @@ static bool remove_held(struct kv_core *core, uint64_t ino)
 	return r == 0;
 }
 
+static bool is_in_memory(struct kv_core *core, uint64_t ino)
+{
+	struct kv_file *file = kv_file_find(core, ino);
+	bool there = false;
+
+	if (file) {
+		struct kv_shard *shard = kv_shard_of(core, ino);
+		KV_LOCKED(&shard->lock);
+
+		there = file->writers > 0 || file->current;
+	}
+	kv_file_put(file);
+	return there;
+}
+
+void kv_core_drop_held(struct kv_core *core)
+{
+	uint64_t ino = 0;
+
+	while ((ino = kv_index_next_held(core->index, ino)) != 0) {
+		if (is_in_memory(core, ino))
+			continue;
+		(void)remove_held(core, ino);
+		kv_core_orphan(core, ino);
+	}
+}
+
 void kv_version_fail(struct kv_version *version, int error)
 {
 	struct kv_file *file = version->file;

@@ -17,6 +17,7 @@
 #include "fs/node.h"
 #include "fs/ops.h"
 #include "fs/passthrough.h"
+#include "fs/request.h"
 #include "fs/resume.h"
 #include "fs/send.h"
 #include "fs/supervise.h"
@@ -282,6 +283,7 @@ int kv_session_start(
 	if (!daemon->takeover)
 		return 0;
 	r = kv_resume_nodes(daemon);
+	kv_core_drop_held(daemon->core);
 	kv_core_go_on(daemon->core);
 	if (r == 0 && kv_takeover_resumes(daemon->takeover))
 		r = kv_resume_requests(daemon);
@@ -392,6 +394,8 @@ static void handle_request(void *arg, void *memory, size_t size)
 	const struct fuse_buf buffer = {.mem = request_in(memory), .size = size};
 	const struct fuse_in_header *request = buffer.mem;
 
+	if (size >= sizeof(*request))
+		kv_request_begin(request->unique);
 	if (size >= sizeof(*request) && kv_send_is_end(request->opcode))
 		handle_end(daemon->session, &buffer, request->unique);
 	else

@@ -271,6 +271,7 @@ static int open_index(
 	const struct kv_index_options options = {
 		/* A quota below a block still is one. */
 		.quota_blocks = kv_div_round_up(open->quota_bytes, KV_BLOCK_SIZE),
+		.journal = open->journal,
 	};
 	_cleanup_free_ char *index_path = NULL;
 	int r = kv_store_check_index_files(error, store->directory_fd, store->path);

@@ -42,6 +42,7 @@ struct kv_store_open {
 	/* How long to wait for a daemon that has said kv_store_closing and still writes back; 0:
 	 * not at all. */
 	unsigned closing_wait_ms;
+	void *journal; /* for the index, or NULL */
 };
 struct kv_store {
 	char *path; /* absolute */

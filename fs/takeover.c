@@ -9,8 +9,9 @@
 #include <sys/stat.h>
 
 #include "fs/base.h"
+#include "index/index.h"
 
-#define MAGIC UINT64_C(0x6b76667374616b32) /* "kvfstak2" */
+#define MAGIC UINT64_C(0x6b76667374616b33) /* "kvfstak3" */
 #define RECORDS_SHIFT 22u
 #define RECORDS (UINT64_C(1) << RECORDS_SHIFT)
 #define BACKINGS (1u << 18)
@@ -38,6 +39,7 @@ struct memory {
 	uint8_t init[KV_TAKEOVER_INIT_MAX];
 	_Atomic uint32_t backings[BACKINGS];
 	struct record records[RECORDS];
+	_Alignas(64) uint8_t journal[KV_INDEX_JOURNAL_SIZE];
 };
 
 struct kv_takeover {
@@ -178,6 +180,11 @@ void kv_takeover_set_init(struct kv_takeover *takeover, const void *request, siz
 	assert(length <= KV_TAKEOVER_INIT_MAX);
 	memcpy(takeover->memory->init, request, length);
 	atomic_store(&takeover->memory->init_length, length);
+}
+
+void *kv_takeover_journal(struct kv_takeover *takeover)
+{
+	return takeover->memory->journal;
 }
 
 /* ---- Records ---- */

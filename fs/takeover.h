@@ -6,6 +6,7 @@
  *	header   magic, generation, the kernel's INIT request
  *	backing  ids of registered backing files, 0 where there is none
  *	records  one a nodeid: what node it is, and how often the kernel has looked it up
+ *	journal  the index's: what was done and is not committed
  *
  * A nodeid is the number of its record and, above it, a serial number that only grows. The memory
  * is written by one daemon at a time; it is not stored, so its layout may change with every
@@ -40,6 +41,9 @@ bool kv_takeover_resumes(const struct kv_takeover *takeover);
 #define KV_TAKEOVER_INIT_MAX 512u
 void *kv_takeover_init(struct kv_takeover *takeover, size_t *ret_length);
 void kv_takeover_set_init(struct kv_takeover *takeover, const void *request, size_t length);
+
+/* KV_INDEX_JOURNAL_SIZE bytes for the index. */
+void *kv_takeover_journal(struct kv_takeover *takeover);
 
 struct kv_takeover_record {
 	uint64_t ino;

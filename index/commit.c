@@ -12,7 +12,7 @@
 
 #include "fs/crash.h"
 #include "fs/wait.h"
-#include "index/index_internal.h"
+#include "index/journal.h"
 
 #define RETRY_NS INT64_C(1000000000)
 /* Memory comes back: a batch that lacked some is tried that often before anybody hears of it. */
@@ -69,6 +69,7 @@ static int batch_take_locked(struct kv_index *index, bool last)
 	atomic_store_explicit(&index->pending_weight, 0, memory_order_relaxed);
 	index->batch_sequence = atomic_load_explicit(&index->sequence, memory_order_relaxed);
 	index->batch_taken = true;
+	kv_journal_turn(index);
 	return 0;
 }
 
@@ -123,9 +124,12 @@ static int batch_write(struct kv_index *index)
 		mdb_txn_abort(txn);
 		return code;
 	}
+	kv_journal_commits(index, mdb_txn_id(txn));
 	kv_crash_point("index-filled");
 	code = mdb_txn_commit(txn);
 	kv_crash_point("index-committed");
+	if (code == 0)
+		kv_journal_committed(index);
 	index->broken = code != 0;
 	return code;
 }
@@ -222,6 +226,11 @@ static int commit_insist(struct kv_index *index, bool last)
 	return r;
 }
 
+int kv_commit_now(struct kv_index *index)
+{
+	return commit_insist(index, false);
+}
+
 /* ---- The thread ---- */
 
 /* Until the deadline, or a stop, or a waiter, or GOAL records are pending. */
@@ -315,7 +324,7 @@ bool kv_commit_is_full(struct kv_index *index)
 {
 	return atomic_load_explicit(&index->pending_weight, memory_order_relaxed) >
 		       atomic_load_explicit(&index->pending_max, memory_order_relaxed) ||
-	       ino_margin_low(index);
+	       ino_margin_low(index) || kv_journal_is_full(index);
 }
 
 static void commit_hurry(struct kv_index *index)

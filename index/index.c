@@ -5,7 +5,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#include "index/index_internal.h"
+#include "index/journal.h"
 #include "index/pages.h"
 
 /*
@@ -382,6 +382,11 @@ static int open_all(struct kv_index *index, const char *path,
 	r = load(index, options, error);
 	if (r < 0)
 		return r;
+	if (options->journal)
+		r = kv_journal_attach(index, options->journal);
+	if (r < 0)
+		return fail(error, r, "cannot do again what was done before a restart: %s",
+			strerror(-r));
 	r = kv_commit_start(index);
 	return r < 0 ? fail(error, r, "cannot start the commit thread: %s", strerror(-r)) : 0;
 }

@@ -52,7 +52,14 @@ struct kv_index_options {
 	uint64_t quota_blocks;    /* 0: all devices */
 	/* All pages of an index up to that size are looked at before it is opened; 0: 64 MiB. */
 	uint64_t checked_bytes;
+	/*
+	 * Memory that outlives the process, KV_INDEX_JOURNAL_SIZE bytes, zeros at first: with it
+	 * whoever opens the index next has all that this process has done, even if it is killed.
+	 * Or NULL.
+	 */
+	void *journal;
 };
+#define KV_INDEX_JOURNAL_SIZE ((UINT64_C(64) << 20) + (UINT64_C(1) << 18))
 
 /* Quota domains that there can be; 0 is the rest of the store, which has no quota of its own. */
 #define KV_DOMAINS_MAX 1024u
@@ -112,6 +119,17 @@ struct kv_index *kv_index_close(struct kv_index *index);
  * the same.
  */
 int kv_index_watch_crashes(const struct kv_index *index);
+
+/*
+ * The next operation of this thread that succeeds does what request NUMBER (even, from 2 on; never
+ * used twice) asks for. 0: it does not. In an index with a journal, after a restart: whether that
+ * was done; of the last ten thousand or so.
+ */
+void kv_index_for_request(uint64_t number);
+bool kv_index_was_done(struct kv_index *index, uint64_t number);
+
+/* The first inode behind AFTER that was made to be held, and is; 0: there is none. */
+uint64_t kv_index_next_held(struct kv_index *index, uint64_t after);
 
 const struct kv_index_store *kv_index_store(const struct kv_index *index);
 struct kv_space *kv_index_space(struct kv_index *index);

@@ -61,6 +61,7 @@ struct kv_index {
 	uint64_t hash_mask; /* all ones; tests clear it to make names collide */
 	uint32_t commit_delay_ms;
 	struct kv_space *space;
+	struct kv_journal *journal; /* or NULL */
 
 	pthread_rwlock_t lock;
 	struct kv_overlay held;
@@ -187,6 +188,16 @@ int kv_view_seek(struct kv_view *view, size_t prefix_size, struct kv_key *start_
 
 /* ---- op.c: operations ---- */
 
+enum kv_space_change_kind {
+	KV_SPACE_USE,
+	KV_SPACE_ADOPT,
+	KV_SPACE_DROP,
+	KV_SPACE_CLAIM,
+};
+struct kv_space_change {
+	struct kv_extent extent;
+	enum kv_space_change_kind kind;
+};
 /* What an operation did to the space, to be undone if it fails. See space_op.c. */
 struct kv_space_op {
 	struct kv_space_change *changes;
@@ -226,8 +237,11 @@ struct kv_op {
 	int64_t inodes; /* what to add to the index's counts */
 	int64_t held_inodes;
 	uint64_t sequence; /* set by kv_op_end */
+	bool in_journal;
 };
 
+/* Before the commit thread begins: waits for nothing. */
+void kv_op_start(struct kv_op *op, struct kv_index *index);
 /* Waits while too much is pending; fails while commits do. */
 int kv_op_begin(struct kv_op *op, struct kv_index *index);
 /* Applies the changes if R is not negative, else forgets them. Returns R. */
@@ -388,6 +402,9 @@ int kv_space_op_use(struct kv_op *op, const struct kv_extent *extent);
 int kv_space_op_share(struct kv_op *op, const struct kv_extent *extent);
 /* One reference less. 1: it was the last, and the blocks are busy until kv_space_release. */
 int kv_space_op_drop(struct kv_op *op, const struct kv_extent *extent);
+/* What an operation of a process before this one has done. 1: the blocks are busy until
+ * kv_space_release. */
+int kv_space_op_again(struct kv_op *op, const struct kv_space_change *change);
 /* Room for one more kv_freed, so that kv_space_release need not allocate. */
 int kv_space_op_expect_release(struct kv_op *op);
 /* From the first call above to here the space lock is held. */
@@ -460,6 +477,8 @@ int kv_env_sync_again(struct kv_index *index);
 /* ---- commit.c ---- */
 
 int kv_commit_start(struct kv_index *index);
+/* Before that: commits what is pending. */
+int kv_commit_now(struct kv_index *index);
 void kv_commit_stop(struct kv_index *index);
 /* Waits while too much is pending; the error of commits while they fail. */
 int kv_commit_admit(struct kv_index *index);

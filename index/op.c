@@ -3,7 +3,14 @@
  * Operations: what they change is collected in a layer of their own and applied whole, or not at
  * all.
  */
-#include "index/index_internal.h"
+#include "index/journal.h"
+
+static void start_locked(struct kv_op *op, struct kv_index *index)
+{
+	*op = (struct kv_op){.index = index};
+	kv_overlay_init(&op->layer);
+	kv_view_init(&op->view, index, &op->layer);
+}
 
 /* A batch is above its bound by one operation at most, however many wait to begin. */
 int kv_op_begin(struct kv_op *op, struct kv_index *index)
@@ -18,10 +25,14 @@ int kv_op_begin(struct kv_op *op, struct kv_index *index)
 			break;
 		(void)pthread_rwlock_unlock(&index->lock);
 	}
-	*op = (struct kv_op){.index = index};
-	kv_overlay_init(&op->layer);
-	kv_view_init(&op->view, index, &op->layer);
+	start_locked(op, index);
 	return 0;
+}
+
+void kv_op_start(struct kv_op *op, struct kv_index *index)
+{
+	(void)pthread_rwlock_wrlock(&index->lock);
+	start_locked(op, index);
 }
 
 int kv_op_begin_growing(struct kv_op *op, struct kv_index *index)
@@ -67,8 +78,11 @@ int kv_op_end(struct kv_op *op, int r)
 	assert(r < 0 || op->layer.count > 0 || op->space.count == 0);
 	op->sequence = atomic_load_explicit(&index->sequence, memory_order_relaxed);
 	kv_view_done(&op->view);
-	if (applied)
+	if (applied) {
+		kv_journal_add(op);
 		op_apply(op);
+		kv_journal_done(op);
+	}
 	kv_domain_op_end(op, applied);
 	kv_space_op_end(op, applied);
 	(void)pthread_rwlock_unlock(&index->lock);

@@ -9,17 +9,6 @@
  */
 #include "index/space_internal.h"
 
-enum change_kind {
-	CHANGE_USE,
-	CHANGE_ADOPT,
-	CHANGE_DROP,
-};
-
-struct kv_space_change {
-	struct kv_extent extent;
-	enum change_kind kind;
-};
-
 static struct kv_space *op_space(struct kv_op *op)
 {
 	struct kv_space *space = op->index->space;
@@ -48,7 +37,8 @@ static int op_make_room(struct kv_op *op)
 	return 0;
 }
 
-static void op_note(struct kv_op *op, const struct kv_extent *extent, enum change_kind kind)
+static void op_note(
+	struct kv_op *op, const struct kv_extent *extent, enum kv_space_change_kind kind)
 {
 	op->space.changes[op->space.count++] = (struct kv_space_change){*extent, kind};
 }
@@ -63,7 +53,7 @@ int kv_space_op_use(struct kv_op *op, const struct kv_extent *extent)
 	if (r <= 0)
 		return r < 0 ? r : -EINVAL;
 	kv_space_move(space, extent, KV_BLOCK_BUSY, KV_BLOCK_USED);
-	op_note(op, extent, CHANGE_USE);
+	op_note(op, extent, KV_SPACE_USE);
 	return 0;
 }
 
@@ -128,7 +118,7 @@ int kv_space_op_share(struct kv_op *op, const struct kv_extent *extent)
 		return r;
 	kv_space_move(space, extent, KV_BLOCK_BUSY, KV_BLOCK_USED);
 	space->freed -= extent->count;
-	op_note(op, extent, CHANGE_ADOPT);
+	op_note(op, extent, KV_SPACE_ADOPT);
 	return 0;
 }
 
@@ -152,8 +142,65 @@ int kv_space_op_drop(struct kv_op *op, const struct kv_extent *extent)
 		return r;
 	kv_space_move(space, extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
 	space->freed += extent->count;
-	op_note(op, extent, CHANGE_DROP);
+	op_note(op, extent, KV_SPACE_DROP);
 	return 1;
+}
+
+/* ---- Again, after a restart: allocations have gone with the process ---- */
+
+/* Fresh blocks become used. */
+static int op_claim(struct kv_op *op, const struct kv_extent *extent)
+{
+	struct kv_space *space = op_space(op);
+	int r = op_make_room(op);
+
+	if (r == 0)
+		r = kv_space_is(space, &op->view, extent, KV_BLOCK_FREE);
+	if (r <= 0)
+		return r < 0 ? r : -EUCLEAN;
+	kv_space_move(space, extent, KV_BLOCK_FREE, KV_BLOCK_USED);
+	op_note(op, extent, KV_SPACE_CLAIM);
+	return 0;
+}
+
+/* References are records, which come by themselves. */
+static int op_give_up(struct kv_op *op, const struct kv_extent *extent)
+{
+	struct kv_space *space = op_space(op);
+	int r = op_make_room(op);
+
+	if (r == 0)
+		r = kv_space_is(space, &op->view, extent, KV_BLOCK_USED);
+	if (r <= 0)
+		return r < 0 ? r : -EUCLEAN;
+	kv_space_move(space, extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
+	space->freed += extent->count;
+	op_note(op, extent, KV_SPACE_DROP);
+	return 1;
+}
+
+/* Blocks that an operation before this one has freed, or one that is durable by now. */
+static int op_adopt(struct kv_op *op, const struct kv_extent *extent)
+{
+	int r = kv_space_is(op_space(op), &op->view, extent, KV_BLOCK_BUSY);
+
+	if (r < 0)
+		return r;
+	return r == 1 ? kv_space_op_share(op, extent) : op_claim(op, extent);
+}
+
+int kv_space_op_again(struct kv_op *op, const struct kv_space_change *change)
+{
+	switch (change->kind) {
+	case KV_SPACE_USE:
+	case KV_SPACE_CLAIM:
+		return op_claim(op, &change->extent);
+	case KV_SPACE_ADOPT:
+		return op_adopt(op, &change->extent);
+	case KV_SPACE_DROP:
+		return op_give_up(op, &change->extent);
+	}
+	return -EUCLEAN;
 }
 
 /* ---- The end ---- */
@@ -178,16 +225,19 @@ int kv_space_op_expect_release(struct kv_op *op)
 static void op_undo(struct kv_space *space, const struct kv_space_change *change)
 {
 	switch (change->kind) {
-	case CHANGE_ADOPT:
+	case KV_SPACE_ADOPT:
 		(void)kv_space_unadopt(space, &change->extent);
 		space->freed += change->extent.count;
 		/* fall through */
-	case CHANGE_USE:
+	case KV_SPACE_USE:
 		kv_space_move(space, &change->extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
 		break;
-	case CHANGE_DROP:
+	case KV_SPACE_DROP:
 		kv_space_move(space, &change->extent, KV_BLOCK_BUSY, KV_BLOCK_USED);
 		space->freed -= change->extent.count;
+		break;
+	case KV_SPACE_CLAIM:
+		kv_space_move(space, &change->extent, KV_BLOCK_USED, KV_BLOCK_FREE);
 		break;
 	}
 }

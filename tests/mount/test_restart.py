@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """-o restart: a daemon that is killed, or makes way, is followed by another on the same connection.
 
-Callers wait meanwhile. A kill takes along what a crash does: what was not durable, and what is being
-written. A planned restart (SIGHUP to the supervisor) takes nothing.
+Callers wait meanwhile. A kill takes along content that was not durable, and what is being written, but
+no names. A planned restart (SIGHUP to the supervisor) takes nothing.
 """
 import errno
 import fcntl
@@ -161,6 +161,32 @@ def kept_is(fd, data):
         return False
 
 
+def test_names_stay_as_they_were_at_a_kill(make):
+    """Nothing of it was committed: the daemon is killed right behind the last call."""
+    kv = make()
+    for name in ("moved", "linked", "removed", "mode"):
+        put_synced(kv.mnt / name, name.encode())
+    for turn in range(10):
+        (kv.mnt / f"d{turn}").mkdir()
+        os.symlink(f"d{turn}", kv.mnt / f"d{turn}" / "link")
+        os.link(kv.mnt / "linked", kv.mnt / f"d{turn}" / "linked")
+        os.rename(kv.mnt / "moved", kv.mnt / f"d{turn}" / "moved")
+        os.chmod(kv.mnt / "mode", 0o600 + turn)
+        os.setxattr(kv.mnt / "mode", "user.x", str(turn).encode())
+        if turn == 0:
+            os.unlink(kv.mnt / "removed")
+        kill(kv)
+        assert sorted(os.listdir(kv.mnt)) == sorted(["linked", "mode", *(f"d{i}" for i in range(turn + 1))])
+        assert sorted(os.listdir(kv.mnt / f"d{turn}")) == ["link", "linked", "moved"]
+        assert os.readlink(kv.mnt / f"d{turn}" / "link") == f"d{turn}"
+        assert os.stat(kv.mnt / "linked").st_nlink == turn + 2
+        assert get(kv.mnt / f"d{turn}" / "moved") == b"moved"
+        assert os.stat(kv.mnt / "mode").st_mode & 0o777 == 0o600 + turn
+        assert os.getxattr(kv.mnt / "mode", "user.x") == str(turn).encode()
+        os.rename(kv.mnt / f"d{turn}" / "moved", kv.mnt / "moved")
+        time.sleep(1)  # a daemon that dies young again and again ends the mount
+
+
 def test_writers_get_eio_from_a_kill(make):
     kv = make()
     put_synced(kv.mnt / "old", b"old")
@@ -303,16 +329,20 @@ def test_restarts_under_load(make, end, tmp_path):
 
 
 def make_names_for_ever(mnt, stop, number):
-    """Makes and removes a directory, over and over: its parent is locked nearly all the time."""
+    """Makes and removes a directory, over and over: its parent is locked nearly all the time.
+
+    A kill may come between doing it and saying so.
+    """
     while not os.path.exists(stop):
-        try:
-            os.mkdir(f"{mnt}/d{number}")
-        except FileExistsError:
-            pass  # a kill came between doing it and saying so
-        try:
-            os.rmdir(f"{mnt}/d{number}")
-        except FileNotFoundError:
-            pass
+        os.mkdir(f"{mnt}/d{number}")
+        os.rename(f"{mnt}/d{number}", f"{mnt}/e{number}")
+        os.symlink("x", f"{mnt}/e{number}/s")
+        os.link(f"{mnt}/e{number}/s", f"{mnt}/e{number}/l")
+        os.unlink(f"{mnt}/e{number}/s")
+        os.unlink(f"{mnt}/e{number}/l")
+        os.setxattr(f"{mnt}/e{number}", "user.x", b"1", os.XATTR_CREATE)
+        os.removexattr(f"{mnt}/e{number}", "user.x")
+        os.rmdir(f"{mnt}/e{number}")
 
 
 def replace_for_ever(mnt, stop):
