@@ -427,7 +427,9 @@ int kv_adopt_start(struct kv_core *core)
 
 	if (!core->outlives)
 		return 0;
-	r = kv_dram_found(core->dram, &marks, &count);
+	r = kv_unsettled_find(core);
+	if (r == 0)
+		r = kv_dram_found(core->dram, kv_unsettled_has, core, &marks, &count);
 	if (r < 0 || count == 0)
 		return r;
 	core->legacies.list = calloc(count, sizeof(*core->legacies.list));

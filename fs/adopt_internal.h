@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fs/unsettled_internal.h"
+
 struct kv_core;
 struct kv_found;
 struct kv_legacy;

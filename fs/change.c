@@ -312,6 +312,7 @@ static void changed(struct kv_version *version)
 	version->changed = true;
 	version->mtime_ns = version->ctime_ns = now_ns;
 	version->mtime_set = version->ctime_set = false;
+	kv_unsettled_changed(version);
 }
 
 int kv_version_truncate(struct kv_version *version, uint64_t size)

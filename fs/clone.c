@@ -71,6 +71,7 @@ static int take_extents(struct kv_version *version, uint32_t to, const struct sh
 	if (r < 0)
 		return r;
 	slot->state = KV_CHUNK_COLD;
+	kv_unsettled_lose(version);
 	slot->sum = shared->sum;
 	slot->flags |= KV_SLOT_SHARED;
 	version->blocks += shared->blocks;

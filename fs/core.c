@@ -375,6 +375,7 @@ int kv_core_new(const struct kv_core_options *options, struct kv_core **ret_core
 	core->budget = core->options.dram_bytes;
 	core->outlives = options->dram_is_shared;
 	core->reaper.awaits_word = options->awaits_word;
+	core->unsettled.notes = options->unsettled;
 	core_init_locks(core);
 
 	const struct kv_dram_options dram = {

@@ -43,6 +43,7 @@
 
 struct kv_core;
 struct kv_inode;
+struct kv_unsettled_notes;
 struct kv_user;
 struct kv_file;
 struct kv_version;
@@ -77,6 +78,7 @@ struct kv_core_options {
 	struct kv_core_hooks hooks;
 	bool dram_is_shared; /* the DRAM tier is DRAM_MOUNT, and outlives this process: dram.h */
 	int dram_mount;
+	struct kv_unsettled_notes *unsettled; /* that outlive the process, too; or NULL */
 	bool awaits_word; /* what was left by another process is kept until kv_core_go_on */
 };
 
@@ -95,6 +97,12 @@ struct kv_core *kv_core_free(struct kv_core *core);
  * or in DRAM, may be freed. With awaits_word, once. */
 void kv_core_go_on(struct kv_core *core);
 
+/* After a restart: goes on with the versions that the process before has left unsettled. Those that
+ * nobody claims until kv_core_go_on are given up, unless they were published. */
+void kv_core_take_up(struct kv_core *core);
+/* The one that had this note (kv_version_note), with a reference, or NULL: it is lost, or settled.
+ */
+struct kv_version *kv_core_claim(struct kv_core *core, uint64_t note);
 /* After a restart: files that were never published, and that nobody goes on writing, go. */
 void kv_core_drop_held(struct kv_core *core);
 
@@ -242,6 +250,10 @@ struct kv_version_attr {
 		       */
 };
 void kv_version_attr(struct kv_version *version, struct kv_version_attr *ret_attr);
+/* What another process finds VERSION by, until it is settled; 0: it cannot. */
+uint64_t kv_version_note(struct kv_version *version);
+/* A part of its content is missing: nobody else is to go on with it. */
+void kv_version_is_short(struct kv_version *version);
 /* Explicit times from the user (utimensat): survive the publish. INT64_MIN leaves one alone. */
 void kv_version_set_times(struct kv_version *version, int64_t mtime_ns, int64_t ctime_ns);
 

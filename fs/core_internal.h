@@ -24,7 +24,7 @@
  *   evict.c        DRAM eviction
  *   warm.c         DRAM residency on request
  *   adopt.c        DRAM residency that another process has left
- *   kept.c         old versions that another process has left
+ *   kept.c         old versions that it has left; unsettled.c: those that were not committed
  *   reap.c         orphans
  *   evict_store.c  store eviction
  *   quota.c        promises of quotas, eviction within them
@@ -58,7 +58,6 @@
 #include "fs/log.h"
 #include "fs/table.h"
 #include "fs/watch_internal.h"
-#include "index/index.h"
 #include "index/space.h"
 
 #define KV_SHARDS 64u
@@ -245,6 +244,7 @@ struct kv_version {
 	struct kv_version *base; /* counted, until the commit */
 	struct kv_source *sources;
 	struct kv_object *object;
+	struct kv_unsettled *note; /* or NULL */
 	struct kv_segment_tree segments;
 	struct kv_range_tree ranges;
 };
@@ -330,6 +330,7 @@ struct kv_core {
 		struct kv_version_queue active;
 	} lists;
 	struct kv_legacies legacies;
+	struct kv_left unsettled;
 	struct {
 		pthread_mutex_t lock;
 		pthread_cond_t cond;
@@ -640,10 +641,9 @@ int kv_chunks_count(struct kv_version *version, uint32_t first, uint32_t end, ui
 /* Reads a piece of one chunk, regardless of the size; zeros where there is nothing. */
 int kv_version_read_span(struct kv_version *version, const struct kv_span *span, void *ret_memory);
 
-struct kv_writer; /* write_internal.h */
-
 /* ---- change.c ---- */
 
+struct kv_writer; /* write_internal.h */
 /* Lock held. Waits until nobody prepares, fills or writes back the chunk. *ret_slot is NULL where
  * the default holds. -EIO: a device does not answer. */
 int kv_slot_when_free(struct kv_version *version, uint32_t number, struct kv_slot **ret_slot);

@@ -25,6 +25,7 @@ struct kv_users;
 struct kv_locks;
 struct kv_nodes;
 struct kv_notify;
+struct kv_old_handle;
 struct kv_parking;
 struct kv_retries;
 struct kv_takeover;
@@ -52,6 +53,8 @@ struct kv_daemon {
 	/* With -o restart; else NULL. */
 	struct kv_takeover *takeover;
 	struct kv_teller *teller;
+	struct kv_old_handle *old_handles; /* of daemons before this one, by their numbers */
+	size_t old_handle_count;
 	const char *directory; /* absolute: what to unmount, where libfuse has not mounted it */
 	pthread_t next_thread; /* waits for the word that another daemon is to go on */
 	bool has_next_thread;

@@ -98,9 +98,10 @@ struct kv_mark {
 /* Kind, version and sum are taken from MARK. Nothing happens in a tier that is not shared. What is
  * whole must not be changed before it has another mark: on failure not at all. */
 int kv_object_mark(struct kv_object *object, const struct kv_mark *mark);
-/* The marks that an earlier process has left, for the caller to free. Removes all else; before the
- * first object is made. */
-int kv_dram_found(struct kv_dram *dram, struct kv_mark **ret_marks, size_t *ret_count);
+/* The marks that an earlier process has left, for the caller to free. Removes all else, but for
+ * objects without a mark that KEEP wants; before the first object is made. */
+int kv_dram_found(struct kv_dram *dram, bool (*keep)(void *arg, const struct kv_mark *mark),
+	void *arg, struct kv_mark **ret_marks, size_t *ret_count);
 /* Makes the object of MARK again, with its size and the bytes of memory that it has. */
 struct kv_found {
 	struct kv_object *object;
@@ -138,6 +139,8 @@ int kv_object_allocate_small(struct kv_object *object, uint64_t offset, uint64_t
 int kv_object_punch(struct kv_object *object, uint64_t offset, uint64_t length);
 /* True if there is content on all of the range: pages that were only allocated have none. */
 bool kv_object_has(struct kv_object *object, uint64_t offset, uint64_t length);
+/* True if there is none. */
+bool kv_object_is_empty(struct kv_object *object, uint64_t offset, uint64_t length);
 /* Whole-length transfers (no short results). Reading behind the end gives zeros. */
 int kv_object_read(struct kv_object *object, void *ret_memory, size_t length, uint64_t offset);
 int kv_object_write(struct kv_object *object, const void *memory, size_t length, uint64_t offset);

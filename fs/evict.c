@@ -172,6 +172,7 @@ static uint64_t punch_version(struct kv_core *core, struct kv_version *version, 
 		if (count == 0)
 			return 0;
 		version->all_hot = false;
+		kv_unsettled_lose(version);
 		if (kv_version_mark_locked(version) < 0) {
 			for (unsigned i = 0; i < count; i++)
 				(void)cool_slot(version, numbers[i], false);

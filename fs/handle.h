@@ -20,12 +20,17 @@ struct kv_handle {
 	bool may_write;           /* opened for writing, or by CREATE: its close can publish */
 	_Atomic bool flushed;     /* a descriptor of it was closed */
 	struct kv_ticket *ticket; /* NULL, or what GPU helpers know it by; gpu.c's lock */
+	uint32_t place;           /* of a writing node, with a takeover: its place there */
+	uint64_t number;          /* what the kernel knows it by: see kv_takeover_tag */
 };
+
+#define KV_HANDLE_ADDRESS ((UINT64_C(1) << 48) - 1)
 
 static inline struct kv_handle *kv_handle_of(const struct fuse_file_info *fi)
 {
-	return (struct kv_handle *)(uintptr_t)
-		fi->fh; /* NOLINT: libfuse carries pointers as integers */
+	return (struct kv_handle *)(uintptr_t)(fi->fh &
+					       KV_HANDLE_ADDRESS); /* NOLINT: libfuse carries
+								      pointers as integers */
 }
 
 #endif

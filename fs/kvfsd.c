@@ -15,6 +15,7 @@
 #include "fs/daemon.h"
 #include "fs/gpu.h"
 #include "fs/guard.h"
+#include "fs/handles.h"
 #include "fs/lock.h"
 #include "fs/log.h"
 #include "fs/node.h"
@@ -295,6 +296,7 @@ static int start_core(struct kv_daemon *daemon, char *ret_error)
 		.stats = &daemon->stats,
 		.dram_is_shared = daemon->takeover != NULL,
 		.dram_mount = daemon->dram_fd,
+		.unsettled = daemon->takeover ? kv_takeover_unsettled(daemon->takeover) : NULL,
 		.awaits_word = daemon->takeover != NULL,
 		.hooks =
 			{
@@ -360,6 +362,7 @@ static void stop(struct kv_daemon *daemon)
 	if (daemon->store)
 		kv_store_closing(daemon->store);
 	kv_session_stop(daemon);
+	kv_handles_done(daemon);
 	kv_parking_stop(daemon->parking);
 	kv_nodes_clear(daemon->nodes);
 	kv_gpu_stop(daemon->gpu);

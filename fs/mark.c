@@ -38,9 +38,9 @@ static bool parse(const char *name, struct kv_mark *ret_mark)
 	int count = sscanf(name, "%" SCNx64 ".%" SCNx64 ".%" SCNx64 ".%" SCNx64, &mark.ino,
 		&mark.serial, &mark.version, &mark.sum);
 
-	if (count < 3)
+	if (count < 2)
 		return false;
-	mark.kind = count == 3 ? KV_MARK_PART : KV_MARK_WHOLE;
+	mark.kind = count == 2 ? KV_MARK_NONE : count == 3 ? KV_MARK_PART : KV_MARK_WHOLE;
 	kv_mark_name(&mark, again);
 	if (strcmp(name, again) != 0)
 		return false;
@@ -82,7 +82,8 @@ static int add(struct kv_mark **marks, size_t *count, size_t *capacity, const st
 	return 0;
 }
 
-int kv_dram_found(struct kv_dram *dram, struct kv_mark **ret_marks, size_t *ret_count)
+int kv_dram_found(struct kv_dram *dram, bool (*keep)(void *arg, const struct kv_mark *mark),
+	void *arg, struct kv_mark **ret_marks, size_t *ret_count)
 {
 	_cleanup_free_ struct kv_mark *marks = NULL;
 	size_t count = 0, capacity = 0;
@@ -100,9 +101,11 @@ int kv_dram_found(struct kv_dram *dram, struct kv_mark **ret_marks, size_t *ret_
 	while (r == 0 && (entry = readdir(directory))) {
 		struct kv_mark mark;
 
-		if (parse(entry->d_name, &mark))
+		bool is_ours = parse(entry->d_name, &mark);
+
+		if (is_ours && mark.kind != KV_MARK_NONE)
 			r = add(&marks, &count, &capacity, &mark);
-		else if (entry->d_name[0] != '.')
+		else if (entry->d_name[0] != '.' && !(is_ours && keep(arg, &mark)))
 			(void)unlinkat(dram->mount_fd, entry->d_name, 0);
 	}
 	(void)closedir(directory);

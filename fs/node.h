@@ -76,6 +76,8 @@ struct kv_node {
 		*version; /* regular files; a reference. NULL: writing node without a first write */
 	bool orphan;      /* without a name, and kept from being reaped until it is forgotten */
 	bool retired;     /* published node that LOOKUP must not give out any more */
+	bool inherited;   /* ... of a daemon before this one: the kernel may have it open */
+	int passed;       /* ... then, with that backing file; 0: with none */
 	bool kept;        /* ... whose version is an old one: see kv_version_keep */
 	enum kv_node_mode mode;       /* published nodes, while opens > 0 */
 	unsigned opens;               /* handles of any kind */

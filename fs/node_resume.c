@@ -59,9 +59,90 @@ static int resume_file(
 	}
 	node->version = version;
 	node->kept = kept;
-	/* The kernel's mode for it is not known: LOOKUP makes another. */
+	/* The kernel's mode for it cannot change: LOOKUP makes another. */
 	node->retired = true;
+	node->inherited = true;
+	node->passed = record->passed;
 	node->lookups = record->lookups;
+	resume_orphan(daemon, node);
+	return 0;
+}
+
+/* The version of a writing node; NULL, where the result is 0, if it has none. */
+static int resume_draft(struct kv_daemon *daemon, const struct kv_takeover_record *record,
+	struct kv_version **ret_version)
+{
+	const struct kv_takeover_writing *writing = &record->writing;
+	struct kv_version_attr attr = {0};
+	struct kv_file *file;
+	int r;
+
+	*ret_version = kv_core_claim(daemon->core, writing->note);
+	if (*ret_version)
+		return 0;
+	if (writing->flags & KV_TAKEOVER_LOST)
+		return -ENOENT;
+	/* Prepared for somebody, who has not come yet. */
+	if (writing->flags & KV_TAKEOVER_ACTIVE)
+		return writing->note == 0 ? 0 : -ENOENT;
+	r = kv_file_get(daemon->core, record->ino, &file);
+	if (r < 0)
+		return r;
+	r = kv_file_current(file, ret_version);
+	if (r == 0)
+		kv_version_attr(*ret_version, &attr);
+	kv_file_put(file);
+	/* It must go on with its own. */
+	if (r == 0 && !(writing->flags & KV_TAKEOVER_BORROWED) && attr.number != record->version) {
+		*ret_version = kv_version_unref(*ret_version);
+		return -ENOENT;
+	}
+	return r;
+}
+
+static void resume_writers(struct kv_node *node, const struct kv_takeover_writing *writing)
+{
+	struct kv_draft *draft = node->draft;
+
+	if (writing->flags & KV_TAKEOVER_BY_WRITER)
+		draft->processes[draft->process_count++] = writing->writer;
+	draft->many = writing->flags & KV_TAKEOVER_BY_OTHERS;
+	draft->abandoned = writing->flags & KV_TAKEOVER_ABANDONED;
+	if (node->closed && node->wrote)
+		kv_draft_watch(draft, writing->writer);
+}
+
+static int resume_writing(
+	struct kv_daemon *daemon, uint64_t nodeid, const struct kv_takeover_record *record)
+{
+	const struct kv_takeover_writing *writing = &record->writing;
+	struct kv_version_attr attr = {0};
+	struct kv_version *version;
+	struct kv_node *node;
+
+	if (resume_draft(daemon, record, &version) < 0)
+		return -ENOENT;
+	node = kv_node_new(daemon, record->ino, KV_NODE_WRITING, nodeid);
+	if (!node) {
+		kv_version_unref(version);
+		return -ENOENT;
+	}
+	if (version)
+		kv_version_attr(version, &attr);
+	node->version = version;
+	node->writer = writing->writer;
+	node->open_pid = writing->open_pid;
+	/* It may have been published behind what the record says. */
+	node->active = writing->flags & KV_TAKEOVER_ACTIVE && !attr.published;
+	node->wrote = node->active && writing->flags & KV_TAKEOVER_WROTE;
+	node->closed = writing->flags & KV_TAKEOVER_CLOSED;
+	node->borrowed = writing->flags & KV_TAKEOVER_BORROWED;
+	node->cached = writing->flags & KV_TAKEOVER_CACHED;
+	node->lookups = record->lookups;
+	if (node->active && !version)
+		node->pending_since_ns = kv_core_now_ns(daemon->core);
+	if (node->active)
+		resume_writers(node, writing);
 	resume_orphan(daemon, node);
 	return 0;
 }
@@ -72,12 +153,14 @@ int kv_node_resume(
 	KV_LOCKED(kv_node_lock(daemon, record->ino));
 	struct kv_node *node;
 
-	if (record->lookups == 0) {
+	if (record->lookups == 0 && record->kind != KV_NODE_WRITING) {
 		kv_takeover_remove(daemon->takeover, nodeid);
 		return 0;
 	}
 	if (record->kind == KV_NODE_PUBLISHED)
 		return resume_file(daemon, nodeid, record);
+	if (record->kind == KV_NODE_WRITING)
+		return resume_writing(daemon, nodeid, record);
 	if (record->kind != KV_NODE_DIRECTORY && record->kind != KV_NODE_SYMLINK)
 		return -ENOENT;
 	/* Whether or not there is such a directory: then its index says so. */
@@ -104,6 +187,7 @@ struct kv_handle *kv_node_old_handle(struct kv_daemon *daemon, struct kv_node *n
 		return NULL;
 	}
 	handle->node = node;
+	handle->place = KV_TAKEOVER_NO_HANDLE;
 	handle->version = node->version;
 	kv_file_opened(node->file);
 	node->old_handle = handle;

@@ -11,14 +11,66 @@
 #include "fs/notify.h"
 #include "fs/parking.h"
 #include "fs/retry.h"
+#include "fs/takeover.h"
 #include "fs/users.h"
+
+static unsigned flags_of(const struct kv_node *node, uint64_t note)
+{
+	const struct kv_draft *draft = node->draft;
+	bool by_writer = !draft->many && kv_draft_was_changed_by(draft, node->writer);
+	bool lost = node->lost || (node->active && node->version && note == 0);
+
+	return (node->active ? KV_TAKEOVER_ACTIVE : 0) | (node->wrote ? KV_TAKEOVER_WROTE : 0) |
+	       (node->closed ? KV_TAKEOVER_CLOSED : 0) |
+	       (node->borrowed ? KV_TAKEOVER_BORROWED : 0) |
+	       (node->cached ? KV_TAKEOVER_CACHED : 0) | (lost ? KV_TAKEOVER_LOST : 0) |
+	       (draft->abandoned ? KV_TAKEOVER_ABANDONED : 0) |
+	       (by_writer ? KV_TAKEOVER_BY_WRITER : 0) |
+	       (draft->many || draft->process_count > by_writer ? KV_TAKEOVER_BY_OTHERS : 0);
+}
+
+/* NODE has changed: for the daemon after this one. */
+static void note_node(struct kv_daemon *daemon, const struct kv_node *node)
+{
+	struct kv_takeover_writing writing = {
+		.writer = node->writer,
+		.open_pid = node->open_pid,
+	};
+	struct kv_version_attr attr;
+
+	if (!daemon->takeover)
+		return;
+	if (node->version && !node->borrowed)
+		writing.note = kv_version_note(node->version);
+	writing.flags = flags_of(node, writing.note);
+	if (node->version && !node->active) {
+		kv_version_attr(node->version, &attr);
+		kv_takeover_set_version(daemon->takeover, node->id, attr.number, attr.mtime_ns);
+	}
+	kv_takeover_set_writing(daemon->takeover, node->id, &writing);
+}
+
+/* The node that a daemon before this one has made for the request that comes again. */
+static struct kv_node *node_made_before(struct kv_daemon *daemon, uint64_t ino, pid_t pid)
+{
+	struct kv_file *file = kv_file_find(daemon->core, ino);
+	struct kv_node *node = file ? kv_node_writer_of(file, kv_caller_process(pid)) : NULL;
+
+	kv_file_put(file);
+	return node && node->version && node->lookups == 1 && node->opens == 0 ? node : NULL;
+}
 
 int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_node **ret_node)
 {
 	KV_LOCKED(kv_node_lock(daemon, ino));
-	struct kv_node *node = kv_node_new(daemon, ino, KV_NODE_WRITING, 0);
+	struct kv_node *node = daemon->takeover ? node_made_before(daemon, ino, pid) : NULL;
 	int r;
 
+	if (node) {
+		*ret_node = node;
+		return 0;
+	}
+	node = kv_node_new(daemon, ino, KV_NODE_WRITING, 0);
 	if (!node)
 		return -ENOMEM;
 	node->writer = kv_caller_process(pid);
@@ -30,6 +82,7 @@ int kv_node_create(struct kv_daemon *daemon, uint64_t ino, pid_t pid, struct kv_
 	}
 	node->active = true;
 	kv_node_set_lookups(daemon, node, 1);
+	note_node(daemon, node);
 	*ret_node = node;
 	return 0;
 }
@@ -54,6 +107,7 @@ int kv_node_add_writer(struct kv_daemon *daemon, struct kv_file *file, pid_t pro
 		return 0;
 	}
 	writer->pending_since_ns = kv_core_now_ns(daemon->core);
+	note_node(daemon, writer);
 	return kv_notify_expire(daemon->notify, writer->ino, writer->id);
 }
 
@@ -89,7 +143,6 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 	struct kv_version *version;
 	int r = 0;
 
-	(void)daemon;
 	/* It has become the published one since the caller looked. */
 	if (node->kind != KV_NODE_WRITING)
 		return -EREMCHG;
@@ -126,6 +179,7 @@ int kv_node_writable(struct kv_daemon *daemon, struct kv_node *node, bool trunca
 	node->borrowed = false;
 	node->active = true;
 	node->wrote = false;
+	note_node(daemon, node);
 	return 0;
 }
 
@@ -153,6 +207,7 @@ int kv_node_change(
 	if (r < 0)
 		return r;
 	note_change(node, pid);
+	note_node(daemon, node);
 	*ret_version = kv_version_ref(node->version);
 	return 0;
 }
@@ -164,10 +219,12 @@ void kv_node_changed(
 
 	if (node->version != outcome->version || !node->active)
 		return;
-	if (outcome->error < 0)
+	if (outcome->error < 0) {
 		kv_draft_failed(node->draft, outcome->from, outcome->to, outcome->error);
-	else
+		kv_version_is_short(node->version);
+	} else {
 		kv_draft_written(node->draft, outcome->from, outcome->to);
+	}
 }
 
 int kv_node_set_size(struct kv_daemon *daemon, struct kv_node *node, pid_t pid, uint64_t size)
@@ -177,11 +234,14 @@ int kv_node_set_size(struct kv_daemon *daemon, struct kv_node *node, pid_t pid, 
 	if (r < 0)
 		return r;
 	note_change(node, pid);
+	note_node(daemon, node);
 	r = kv_version_truncate(node->version, size);
-	if (r < 0)
+	if (r < 0) {
 		kv_draft_failed(node->draft, size, UINT64_MAX, r);
-	else
+		kv_version_is_short(node->version);
+	} else {
 		kv_draft_cut(node->draft, size);
+	}
 	if (node->write_opens > 0)
 		return r;
 	/* By path: no close will come. */
@@ -276,6 +336,7 @@ static void drop(struct kv_daemon *daemon, struct kv_node *node, int error)
 	kv_stat_add(&daemon->stats.unfinished, 1);
 	node->lost = error;
 	let_go(node);
+	note_node(daemon, node);
 	if (first && !kv_node_any_draft(node->file))
 		vanish(daemon, node->file);
 	wake_readers(daemon, node);
@@ -323,6 +384,7 @@ int kv_node_publish(struct kv_daemon *daemon, struct kv_node *node)
 	node->active = false;
 	node->wrote = false;
 	kv_draft_reset(node->draft);
+	note_node(daemon, node);
 	forget_old_entry(daemon, node->file);
 	wake_readers(daemon, node);
 	return 0;
@@ -349,6 +411,7 @@ static int flush_of_killed(struct kv_daemon *daemon, struct kv_node *node, pid_t
 	}
 	/* It opened the file for others, who may go on with it. */
 	node->draft->abandoned = true;
+	note_node(daemon, node);
 	return 0;
 }
 
@@ -383,6 +446,7 @@ int kv_node_flush(struct kv_daemon *daemon, struct kv_node *node, pid_t pid, boo
 	if (process != node->writer)
 		return 0;
 	node->closed = true;
+	note_node(daemon, node);
 	if (!node->wrote)
 		return 0;
 	*ret_news = true;
@@ -444,6 +508,7 @@ void kv_node_look_for_writer(struct kv_daemon *daemon, struct kv_node *node, boo
 		return;
 	KV_LOCKED(kv_node_lock(daemon, node->ino));
 	node->draft->abandoned = true;
+	note_node(daemon, node);
 }
 
 void kv_node_last_writer_closed(struct kv_daemon *daemon, struct kv_node *node)
@@ -455,6 +520,7 @@ void kv_node_last_writer_closed(struct kv_daemon *daemon, struct kv_node *node)
 	if (!is_changed(node)) {
 		/* Opened for writing and never written. */
 		let_go(node);
+		note_node(daemon, node);
 		return;
 	}
 	if (node->draft->error)

@@ -257,6 +257,20 @@ bool kv_object_has(struct kv_object *object, uint64_t offset, uint64_t length)
 	return hole >= 0 && (uint64_t)hole >= offset + length;
 }
 
+bool kv_object_is_empty(struct kv_object *object, uint64_t offset, uint64_t length)
+{
+	int fd = kv_object_get(object);
+	off_t data;
+	int error;
+
+	if (fd < 0)
+		return false;
+	data = lseek(fd, (off_t)offset, SEEK_DATA);
+	error = errno;
+	kv_object_put(object);
+	return data < 0 ? error == ENXIO : (uint64_t)data >= offset + length;
+}
+
 static int read_all(int fd, char *memory, size_t length, uint64_t offset)
 {
 	while (length > 0) {

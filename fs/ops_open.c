@@ -7,12 +7,13 @@
 
 #include "fs/caller.h"
 #include "fs/gpu.h"
-#include "fs/handle.h"
+#include "fs/handles.h"
 #include "fs/notify.h"
 #include "fs/ops.h"
 #include "fs/parking.h"
 #include "fs/reply.h"
 #include "fs/retry.h"
+#include "fs/takeover.h"
 #include "fs/users.h"
 
 static bool wants_write(const struct fuse_file_info *fi)
@@ -37,6 +38,7 @@ static int handle_new(
 	}
 	handle->node = node;
 	handle->may_write = may_write;
+	handle->place = KV_TAKEOVER_NO_HANDLE;
 	*ret_handle = handle;
 	return 0;
 }
@@ -55,6 +57,8 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 {
 	struct kv_node *node = handle->node;
 
+	uint32_t place = handle->place;
+
 	kv_gpu_released(daemon->gpu, handle);
 	if (handle->version)
 		kv_version_close(handle->version);
@@ -68,6 +72,8 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 		kv_node_closed(daemon, node, handle->may_write);
 	}
 	kv_version_unref(handle->version);
+	if (daemon->takeover)
+		kv_takeover_remove_handle(daemon->takeover, place);
 	handle_drop(handle);
 }
 
@@ -76,7 +82,8 @@ static void reply_open(fuse_req_t req, struct kv_handle *handle, struct fuse_fil
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	int r;
 
-	fi->fh = (uintptr_t)handle;
+	kv_handles_note(daemon, handle);
+	fi->fh = handle->number;
 	r = fuse_reply_open(req, fi);
 	/* Interrupted: the kernel knows no handle, so no RELEASE will come. */
 	if (r == -ENOENT)
@@ -95,11 +102,25 @@ static enum kv_node_mode choose_mode(
 {
 	if (node->opens > 0)
 		return node->mode;
+	if (node->inherited && node->passed > 0)
+		return KV_NODE_PASSTHROUGH;
 	if (!daemon->passthrough)
 		return KV_NODE_CACHED;
+	if (node->inherited)
+		return KV_NODE_DIRECT;
 	if (access == KV_ACCESS_HOT && kv_version_backing(node->version) > 0)
 		return KV_NODE_PASSTHROUGH;
 	return KV_NODE_DIRECT;
+}
+
+/* The backing file of one more open of NODE, which is passed through; lock held. */
+static int backing_of(struct kv_daemon *daemon, struct kv_node *node)
+{
+	int id = node->inherited ? node->passed : kv_version_backing(node->version);
+
+	if (daemon->takeover)
+		kv_takeover_set_passed(daemon->takeover, node->id, id);
+	return id;
 }
 
 static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_file_info *fi)
@@ -126,7 +147,7 @@ static void open_published(fuse_req_t req, struct kv_node *node, struct fuse_fil
 		fi->direct_io = node->mode == KV_NODE_DIRECT;
 		fi->keep_cache = node->mode == KV_NODE_CACHED;
 		if (node->mode == KV_NODE_PASSTHROUGH)
-			fi->backing_id = kv_version_backing(node->version);
+			fi->backing_id = backing_of(daemon, node);
 	}
 	kv_file_touch(node->file);
 	kv_gpu_opened(daemon->gpu, handle, fuse_req_ctx(req)->uid);
@@ -394,7 +415,15 @@ static void op_open(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 	struct kv_daemon *daemon = kv_daemon_of(req);
 	struct kv_node *node = kv_node_find(daemon, id);
 
+	struct kv_handle *given = kv_handles_given(daemon);
+
 	kv_stat_add(&daemon->stats.fuse_open, 1);
+	if (given) {
+		direct_open(fi);
+		fi->fh = given->number;
+		kv_reply_check(daemon, fuse_reply_open(req, fi));
+		return;
+	}
 	if (wants_write(fi) && !kv_node_is_own(node, fuse_req_ctx(req)->pid)) {
 		open_for_writing_elsewhere(req, node, fi);
 		return;
@@ -435,6 +464,21 @@ static int create(fuse_req_t req, struct kv_make *make, struct kv_node **ret_nod
 	return r;
 }
 
+/* A daemon before this one has made it all, and could not say so any more. */
+static bool create_given(fuse_req_t req, struct fuse_file_info *fi)
+{
+	struct kv_daemon *daemon = kv_daemon_of(req);
+	struct kv_handle *given = kv_handles_given(daemon);
+	struct fuse_entry_param entry;
+
+	if (!given || kv_entry_fill(daemon, given->node, NULL, false, &entry) < 0)
+		return false;
+	direct_open(fi);
+	fi->fh = given->number;
+	kv_reply_check(daemon, fuse_reply_create(req, &entry, fi));
+	return true;
+}
+
 static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mode_t mode,
 	struct fuse_file_info *fi)
 {
@@ -443,8 +487,11 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 	struct kv_handle *handle = NULL;
 	struct fuse_entry_param entry;
 	struct kv_node *node;
-	int r = kv_make_owned(req, kv_node_find(daemon, parent_id), &make);
+	int r;
 
+	if (create_given(req, fi))
+		return;
+	r = kv_make_owned(req, kv_node_find(daemon, parent_id), &make);
 	kv_stat_add(&daemon->stats.fuse_open, 1);
 	/* It came to rewrite a file that has gone meanwhile. */
 	(void)kv_retry_take(daemon->retries, fuse_req_ctx(req)->pid, kv_core_now_ns(daemon->core));
@@ -473,8 +520,9 @@ static void op_create(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
 		kv_version_set_user(node->version, handle->user);
 		kv_node_opened(node, true);
 	}
+	kv_handles_note(daemon, handle);
 	direct_open(fi);
-	fi->fh = (uintptr_t)handle;
+	fi->fh = handle->number;
 	r = fuse_reply_create(req, &entry, fi);
 	if (r == -ENOENT) {
 		handle_free(daemon, handle);
@@ -499,6 +547,8 @@ static void op_flush(fuse_req_t req, fuse_ino_t id, struct fuse_file_info *fi)
 
 	(void)id;
 	handle->flushed = true;
+	if (daemon->takeover)
+		kv_takeover_handle_flushed(daemon->takeover, handle->place);
 	kv_locks_flushed(daemon, handle, fi);
 	if (handle->may_write)
 		r = kv_node_flush(daemon, handle->node, fuse_req_ctx(req)->pid, &news);

@@ -156,6 +156,7 @@ static struct kv_version *make_current(struct kv_version *version)
 	if (!version->ctime_set)
 		version->ctime_ns = now_ns;
 	version->published_ns = now_ns;
+	kv_unsettled_changed(version);
 	kv_version_relist_locked(version, true);
 	(void)pthread_mutex_unlock(&version->lock);
 
@@ -227,6 +228,7 @@ static void set_settled(struct kv_version *version, enum kv_version_state state,
 
 	assert(version->state == KV_VERSION_PUBLISHED);
 	version->state = (uint8_t)state;
+	kv_unsettled_end(version);
 	if (error)
 		version->error = error;
 	kv_quota_drop_locked(version);

@@ -210,6 +210,7 @@ void kv_core_await_word(struct kv_core *core)
 
 void kv_core_go_on(struct kv_core *core)
 {
+	kv_unsettled_go_on(core);
 	KV_LOCKED(&core->reaper.lock);
 
 	core->reaper.awaits_word = false;

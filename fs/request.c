@@ -21,6 +21,16 @@ void kv_request_counts(void)
 	kv_index_for_request(request_now & ~SENT_BEFORE);
 }
 
+uint64_t kv_request_number(void)
+{
+	return request_now & ~SENT_BEFORE;
+}
+
+bool kv_request_comes_again(void)
+{
+	return request_now & SENT_BEFORE;
+}
+
 bool kv_request_was_done(struct kv_daemon *daemon)
 {
 	return request_now & SENT_BEFORE &&

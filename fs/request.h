@@ -15,6 +15,10 @@ struct kv_daemon;
 void kv_request_begin(uint64_t unique);
 /* The next operation on the index that succeeds is what the request asks for. */
 void kv_request_counts(void);
+/* Its number, whether or not it comes again; 0: the thread is at none that the kernel has sent. */
+uint64_t kv_request_number(void);
+/* The kernel has sent it before. */
+bool kv_request_comes_again(void);
 /* A daemon before this one has done that operation. */
 bool kv_request_was_done(struct kv_daemon *daemon);
 

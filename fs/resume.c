@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <sys/uio.h>
 
-#include "fs/handle.h"
+#include "fs/handles.h"
 #include "fs/kvfs_ioctl.h"
 #include "fs/log.h"
 #include "fs/node.h"
@@ -51,6 +51,7 @@ enum opcode {
 	OP_LINK = 13,
 	OP_OPEN = 14,
 	OP_READ = 15,
+	OP_WRITE = 16,
 	OP_RELEASE = 18,
 	OP_FSYNC = 20,
 	OP_SETXATTR = 21,
@@ -138,13 +139,72 @@ static bool can_keep(uint32_t opcode)
 	return opcode != OP_IOCTL && opcode != OP_COPY_FILE_RANGE;
 }
 
+/* The handle at OFFSET of a request on a node that is being written becomes the one that stands for
+ * it. False: there is none. */
+static bool replace_handle(struct kv_daemon *daemon, struct in_header *request, size_t offset)
+{
+	uint64_t number = word_at(request, offset);
+	struct kv_handle *handle;
+
+	if (!kv_handles_is_old(daemon, number))
+		return true;
+	handle = kv_handles_find(daemon, number, request->opcode == OP_RELEASE);
+	if (!handle)
+		return false;
+	number = (uintptr_t)handle;
+	memcpy((uint8_t *)(request + 1) + offset, &number, sizeof(number));
+	return true;
+}
+
+/* The same for an old node that is being written: each of its handles goes on. */
+static int answer_writing(struct kv_daemon *daemon, struct in_header *request)
+{
+	bool ends = request->opcode == OP_RELEASE;
+
+	if (is_lock(request->opcode))
+		return kv_handles_is_old(daemon, word_at(request, 0)) ? -ENOLCK : 1;
+	if (!has_handle(request->opcode) && request->opcode != OP_WRITE &&
+		request->opcode != OP_FLUSH && !ends)
+		return 1;
+	if (replace_handle(daemon, request, 0))
+		return 1;
+	return ends ? 0 : -EIO;
+}
+
+static bool is_by_handle_of_ours(struct kv_daemon *daemon, const struct in_header *request)
+{
+	return (has_handle(request->opcode) || is_lock(request->opcode) ||
+		       request->opcode == OP_FLUSH || request->opcode == OP_RELEASE) &&
+	       !kv_handles_is_old(daemon, word_at(request, 0));
+}
+
+static bool opens_for_writing(const struct in_header *request)
+{
+	uint32_t flags = (uint32_t)word_at(request, 0);
+
+	return (flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC;
+}
+
+/* The VFS repeats an open that gets ESTALE once. It may have had it from the daemon before this
+ * one, so it gets it only where there is nothing else to say. */
+static bool can_open(
+	struct kv_daemon *daemon, const struct in_header *request, const struct kv_node *node)
+{
+	if (opens_for_writing(request))
+		return true;
+	return !node->kept &&
+	       (node->passed == 0 || kv_takeover_has_backing(daemon->takeover, node->passed));
+}
+
 /* The same for an old node that there is: its handles are replaced by the one that we have. */
 static int answer_old(struct kv_daemon *daemon, struct in_header *request, struct kv_node *node)
 {
-	if (node->kind != KV_NODE_PUBLISHED)
+	if (node->kind == KV_NODE_WRITING)
+		return answer_writing(daemon, request);
+	if (node->kind != KV_NODE_PUBLISHED || is_by_handle_of_ours(daemon, request))
 		return 1;
 	if (request->opcode == OP_OPEN)
-		return -ESTALE;
+		return can_open(daemon, request, node) ? 1 : -ESTALE;
 	/* Nothing is kept by these handles that only their end would take away. */
 	if (request->opcode == OP_RELEASE || request->opcode == OP_FLUSH ||
 		(node->kept && request->opcode == OP_FSYNC))
@@ -166,14 +226,18 @@ static int answer_old(struct kv_daemon *daemon, struct in_header *request, struc
 }
 
 /* True if a node that REQUEST names besides its own is lost. */
-static bool other_is_lost(struct kv_daemon *daemon, const struct in_header *request)
+static bool other_is_lost(struct kv_daemon *daemon, struct in_header *request)
 {
 	uint64_t id = request->opcode == OP_LINK              ? word_at(request, 0)
 		      : request->opcode == OP_COPY_FILE_RANGE ? word_at(request, 16)
 							      : 0;
 
-	return id != 0 && id != FUSE_ROOT_ID && kv_takeover_is_old(daemon->takeover, id) &&
-	       (request->opcode == OP_COPY_FILE_RANGE || !kv_node_find(daemon, id));
+	if (id == 0 || id == FUSE_ROOT_ID || !kv_takeover_is_old(daemon->takeover, id))
+		return false;
+	const struct kv_node *node = kv_node_find(daemon, id);
+	if (request->opcode != OP_COPY_FILE_RANGE)
+		return !node;
+	return !node || node->kind != KV_NODE_WRITING || !replace_handle(daemon, request, 24);
 }
 
 static int look_at(struct kv_daemon *daemon, struct in_header *request)
@@ -200,7 +264,7 @@ static bool begins_change(const struct in_header *request)
 	case OP_SETATTR: /* by who has it open for writing: goes on with that */
 		return !(flags & SETATTR_FH);
 	case OP_OPEN:
-		return (flags & O_ACCMODE) != O_RDONLY || flags & O_TRUNC;
+		return opens_for_writing(request);
 	case OP_SYMLINK:
 	case OP_MKNOD:
 	case OP_MKDIR:
@@ -372,9 +436,9 @@ static void close_backing(void *arg, int id)
 }
 
 /* Files that are open keep theirs; all others would keep their DRAM for ever. */
-void kv_resume_release(struct kv_daemon *daemon)
+size_t kv_resume_release(struct kv_daemon *daemon, int64_t age_ms)
 {
-	kv_takeover_close_backings(daemon->takeover, close_backing, daemon);
+	return kv_takeover_close_backings(daemon->takeover, age_ms, close_backing, daemon);
 }
 
 struct resuming {
@@ -403,9 +467,10 @@ int kv_resume_nodes(struct kv_daemon *daemon)
 	if (!kv_takeover_resumes(daemon->takeover))
 		return 0;
 	kv_takeover_each(daemon->takeover, resume_one, &resuming);
+	int r = kv_handles_resume(daemon);
 	kv_log_info("resume", "took over nodes=%llu lost=%llu", (unsigned long long)resuming.nodes,
 		(unsigned long long)resuming.lost);
-	return 0;
+	return r;
 }
 
 static int notify(struct kv_daemon *daemon, int32_t code)

@@ -22,9 +22,9 @@ int kv_resume_nodes(struct kv_daemon *daemon);
 /* Has the kernel forget names, and send again what the daemon before had not answered. */
 int kv_resume_requests(struct kv_daemon *daemon);
 
-/* Gives old backing files back. Some time later: an open that the daemon before has answered with
- * one may be on its way yet. */
-void kv_resume_release(struct kv_daemon *daemon);
+/* Gives those backing files back that are old since AGE_MS: an open that the daemon before has
+ * answered with one may be on its way yet. Returns how many are left for later. */
+size_t kv_resume_release(struct kv_daemon *daemon, int64_t age_ms);
 
 /*
  * Waits until nothing is being changed or written, for WAIT_MS at most, and makes everything

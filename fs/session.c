@@ -46,8 +46,9 @@
 #define RESTART_MINOR 44u
 /* How long a planned restart waits for who writes. */
 #define DRAIN_MS 30000u
-/* How long backing files of the daemon before are kept. */
-#define RELEASE_S 5
+/* How long backing files of the daemons before are kept: the kernel may be at an open by one. */
+#define RELEASE_MS 2000
+#define RELEASE_LOOK_NS 250000000L
 /* Readahead for mappings that the daemon serves: the default of 128 KiB makes small requests. */
 #define READ_AHEAD_KB 4096
 
@@ -282,6 +283,7 @@ int kv_session_start(
 	}
 	if (!daemon->takeover)
 		return 0;
+	kv_core_take_up(daemon->core);
 	r = kv_resume_nodes(daemon);
 	kv_core_drop_held(daemon->core);
 	kv_core_go_on(daemon->core);
@@ -297,15 +299,15 @@ int kv_session_start(
 static void *next_main(void *arg)
 {
 	struct kv_daemon *daemon = arg;
-	const struct timespec while_opens_end = {.tv_sec = RELEASE_S};
+	const struct timespec a_moment = {.tv_nsec = RELEASE_LOOK_NS};
 	sigset_t signals;
 	int number;
 
 	(void)sigemptyset(&signals);
 	(void)sigaddset(&signals, SIGUSR1);
-	number = sigtimedwait(&signals, NULL, &while_opens_end);
-	if (number != SIGUSR1)
-		kv_resume_release(daemon);
+	do
+		number = sigtimedwait(&signals, NULL, &a_moment);
+	while (number != SIGUSR1 && kv_resume_release(daemon, RELEASE_MS) > 0);
 	while (number != SIGUSR1)
 		number = sigwaitinfo(&signals, NULL);
 	(void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);

@@ -9,12 +9,15 @@
 #include <sys/stat.h>
 
 #include "fs/base.h"
+#include "fs/unsettled.h"
 #include "index/index.h"
 
 #define MAGIC UINT64_C(0x6b76667374616b33) /* "kvfstak3" */
 #define RECORDS_SHIFT 22u
 #define RECORDS (UINT64_C(1) << RECORDS_SHIFT)
 #define BACKINGS (1u << 18)
+#define STARTS 16u
+#define HANDLES (1u << 16)
 /* Ids without a record. */
 #define UNRECORDED (UINT64_C(1) << 63)
 
@@ -27,6 +30,21 @@ struct record {
 	uint64_t ino;
 	uint32_t kind;
 	uint32_t padding;
+	_Atomic uint64_t note;
+	_Atomic int32_t writer;
+	_Atomic uint32_t open_pid;
+	_Atomic uint32_t flags;
+	_Atomic int passed;
+};
+
+/* NUMBER is written last and cleared first. */
+struct handle {
+	_Atomic uint64_t number;
+	_Atomic uint64_t nodeid;
+	_Atomic uint64_t request;
+	_Atomic bool may_write;
+	_Atomic bool flushed;
+	_Atomic bool elsewhere;
 };
 
 /* Sparse: only what was used once takes memory. */
@@ -37,17 +55,22 @@ struct memory {
 	_Atomic uint64_t high;       /* records that were used once */
 	_Atomic uint64_t init_length;
 	uint8_t init[KV_TAKEOVER_INIT_MAX];
-	_Atomic uint32_t backings[BACKINGS];
+	_Atomic int64_t started_ms[STARTS];  /* of the last daemons, by generation */
+	_Atomic uint64_t backings[BACKINGS]; /* generation, and below it the id */
 	struct record records[RECORDS];
+	_Atomic uint32_t next_handle;
+	struct handle handles[HANDLES];
+	struct kv_unsettled_notes unsettled;
 	_Alignas(64) uint8_t journal[KV_INDEX_JOURNAL_SIZE];
 };
 
 struct kv_takeover {
 	struct memory *memory;
 	uint64_t first_serial;  /* of this daemon */
-	uint32_t *old_backings; /* those that were there before it; 0: the end */
-	pthread_mutex_t lock;   /* guards what follows */
-	uint32_t *free;         /* records below high that are free: a stack */
+	uint64_t *old_backings; /* those that were there before it */
+	size_t old_backing_count;
+	pthread_mutex_t lock; /* guards what follows */
+	uint32_t *free;       /* records below high that are free: a stack */
 	size_t free_count;
 	size_t free_capacity;
 };
@@ -84,18 +107,16 @@ static void push_free(struct kv_takeover *takeover, uint32_t slot)
 
 static int list_backings(struct kv_takeover *takeover)
 {
-	size_t count = 0;
-
 	if (atomic_load(&takeover->memory->generation) < 2)
 		return 0;
-	takeover->old_backings = calloc(BACKINGS + 1, sizeof(*takeover->old_backings));
+	takeover->old_backings = calloc(BACKINGS, sizeof(*takeover->old_backings));
 	if (!takeover->old_backings)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < BACKINGS; i++) {
-		uint32_t id = atomic_load(&takeover->memory->backings[i]);
+		uint64_t backing = atomic_load(&takeover->memory->backings[i]);
 
-		if (id != 0)
-			takeover->old_backings[count++] = id;
+		if (backing != 0)
+			takeover->old_backings[takeover->old_backing_count++] = backing;
 	}
 	return 0;
 }
@@ -138,7 +159,9 @@ int kv_takeover_new(int fd, struct kv_takeover **ret_takeover)
 	memory->magic = MAGIC;
 	takeover->memory = memory;
 	(void)pthread_mutex_init(&takeover->lock, NULL);
-	atomic_fetch_add(&memory->generation, 1);
+	uint64_t generation = atomic_load(&memory->generation) + 1;
+	atomic_store(&memory->started_ms[generation % STARTS], kv_monotonic_ms());
+	atomic_store(&memory->generation, generation);
 	takeover->first_serial = atomic_load(&memory->serial) + 1;
 	for (uint64_t i = 0; i < atomic_load(&memory->high); i++)
 		if (atomic_load(&memory->records[i].id) == 0)
@@ -187,6 +210,11 @@ void *kv_takeover_journal(struct kv_takeover *takeover)
 	return takeover->memory->journal;
 }
 
+struct kv_unsettled_notes *kv_takeover_unsettled(struct kv_takeover *takeover)
+{
+	return &takeover->memory->unsettled;
+}
+
 /* ---- Records ---- */
 
 static struct record *record_of(struct kv_takeover *takeover, uint64_t id)
@@ -223,6 +251,11 @@ uint64_t kv_takeover_add(struct kv_takeover *takeover, uint64_t ino, uint32_t ki
 	atomic_store(&record->version, 0);
 	atomic_store(&record->mtime_ns, 0);
 	atomic_store(&record->lookups, 0);
+	atomic_store(&record->note, 0);
+	atomic_store(&record->writer, 0);
+	atomic_store(&record->open_pid, 0);
+	atomic_store(&record->flags, 0);
+	atomic_store(&record->passed, 0);
 	record->ino = ino;
 	record->kind = kind;
 	atomic_store(&record->id, serial << RECORDS_SHIFT | slot);
@@ -286,6 +319,14 @@ void kv_takeover_each(struct kv_takeover *takeover,
 			.mtime_ns = atomic_load(&record->mtime_ns),
 			.lookups = atomic_load(&record->lookups),
 			.kind = record->kind,
+			.passed = atomic_load(&record->passed),
+			.writing =
+				{
+					.note = atomic_load(&record->note),
+					.writer = atomic_load(&record->writer),
+					.open_pid = atomic_load(&record->open_pid),
+					.flags = atomic_load(&record->flags),
+				},
 		};
 
 		if (id != 0 && (id & (RECORDS - 1)) == i && kv_takeover_is_old(takeover, id))
@@ -293,43 +334,161 @@ void kv_takeover_each(struct kv_takeover *takeover,
 	}
 }
 
+void kv_takeover_set_writing(
+	struct kv_takeover *takeover, uint64_t id, const struct kv_takeover_writing *writing)
+{
+	struct record *record = record_of(takeover, id);
+
+	if (!record)
+		return;
+	atomic_store_explicit(&record->writer, writing->writer, memory_order_relaxed);
+	atomic_store_explicit(&record->open_pid, writing->open_pid, memory_order_relaxed);
+	atomic_store_explicit(&record->note, writing->note, memory_order_relaxed);
+	atomic_store_explicit(&record->flags, writing->flags, memory_order_release);
+}
+
+void kv_takeover_set_passed(struct kv_takeover *takeover, uint64_t id, int backing)
+{
+	struct record *record = record_of(takeover, id);
+
+	if (record)
+		atomic_store(&record->passed, backing);
+}
+
+/* ---- Handles ---- */
+
+uint64_t kv_takeover_tag(const struct kv_takeover *takeover, const void *handle)
+{
+	return (uint64_t)(uintptr_t)handle | atomic_load(&takeover->memory->generation) << 48;
+}
+
+uint32_t kv_takeover_add_handle(
+	struct kv_takeover *takeover, const struct kv_takeover_handle *handle)
+{
+	struct memory *memory = takeover->memory;
+	uint32_t first = atomic_fetch_add(&memory->next_handle, 1);
+
+	for (uint32_t i = 0; i < HANDLES; i++) {
+		uint32_t place = (first + i) % HANDLES;
+		struct handle *ours = &memory->handles[place];
+		uint64_t none = 0;
+
+		/* Of no node, until the rest is there. */
+		if (atomic_load(&ours->number) != 0 ||
+			!atomic_compare_exchange_strong(&ours->number, &none, UINT64_MAX))
+			continue;
+		atomic_store(&ours->nodeid, handle->nodeid);
+		atomic_store(&ours->request, handle->request);
+		atomic_store(&ours->may_write, handle->may_write);
+		atomic_store(&ours->flushed, handle->flushed);
+		atomic_store(&ours->elsewhere, handle->elsewhere);
+		atomic_store(&ours->number, handle->number);
+		return place;
+	}
+	return KV_TAKEOVER_NO_HANDLE;
+}
+
+void kv_takeover_handle_flushed(struct kv_takeover *takeover, uint32_t place)
+{
+	if (place != KV_TAKEOVER_NO_HANDLE)
+		atomic_store(&takeover->memory->handles[place].flushed, true);
+}
+
+void kv_takeover_remove_handle(struct kv_takeover *takeover, uint32_t place)
+{
+	if (place != KV_TAKEOVER_NO_HANDLE)
+		atomic_store(&takeover->memory->handles[place].number, 0);
+}
+
+void kv_takeover_each_handle(struct kv_takeover *takeover,
+	void (*each)(void *arg, uint32_t place, const struct kv_takeover_handle *handle), void *arg)
+{
+	for (uint32_t i = 0; i < HANDLES; i++) {
+		struct handle *handle = &takeover->memory->handles[i];
+		const struct kv_takeover_handle copy = {
+			.number = atomic_load(&handle->number),
+			.nodeid = atomic_load(&handle->nodeid),
+			.request = atomic_load(&handle->request),
+			.may_write = atomic_load(&handle->may_write),
+			.flushed = atomic_load(&handle->flushed),
+			.elsewhere = atomic_load(&handle->elsewhere),
+		};
+
+		if (copy.number == UINT64_MAX)
+			atomic_store(&handle->number, 0);
+		else if (copy.number != 0)
+			each(arg, i, &copy);
+	}
+}
+
 /* ---- Backing ids: found by their numbers, which the kernel deals out in turn ---- */
+
+/* Where ID is, or NULL. */
+static _Atomic uint64_t *find_backing(struct kv_takeover *takeover, int id)
+{
+	_Atomic uint64_t *slots = takeover->memory->backings;
+
+	for (uint32_t i = 0; i < BACKINGS; i++) {
+		_Atomic uint64_t *slot = &slots[((uint32_t)id + i) % BACKINGS];
+
+		if ((uint32_t)atomic_load(slot) == (uint32_t)id)
+			return slot;
+	}
+	return NULL;
+}
 
 void kv_takeover_backing(struct kv_takeover *takeover, int id)
 {
-	_Atomic uint32_t *slots = takeover->memory->backings;
+	_Atomic uint64_t *slots = takeover->memory->backings;
+	uint64_t backing = atomic_load(&takeover->memory->generation) << 32 | (uint32_t)id;
 
 	for (uint32_t i = 0; i < BACKINGS; i++) {
-		uint32_t none = 0;
+		uint64_t none = 0;
 
 		if (atomic_compare_exchange_strong(
-			    &slots[((uint32_t)id + i) % BACKINGS], &none, (uint32_t)id))
+			    &slots[((uint32_t)id + i) % BACKINGS], &none, backing))
 			return;
 	}
 }
 
 void kv_takeover_no_backing(struct kv_takeover *takeover, int id)
 {
-	_Atomic uint32_t *slots = takeover->memory->backings;
+	_Atomic uint64_t *slot = find_backing(takeover, id);
 
-	for (uint32_t i = 0; i < BACKINGS; i++) {
-		uint32_t wanted = (uint32_t)id;
-
-		if (atomic_compare_exchange_strong(
-			    &slots[((uint32_t)id + i) % BACKINGS], &wanted, 0))
-			return;
-	}
+	if (slot)
+		atomic_store(slot, 0);
 }
 
-void kv_takeover_close_backings(
-	struct kv_takeover *takeover, void (*close)(void *arg, int id), void *arg)
+bool kv_takeover_has_backing(struct kv_takeover *takeover, int id)
 {
-	for (size_t i = 0; takeover->old_backings && takeover->old_backings[i] != 0; i++) {
-		int id = (int)takeover->old_backings[i];
+	return find_backing(takeover, id) != NULL;
+}
 
-		close(arg, id);
-		kv_takeover_no_backing(takeover, id);
+/* Since when the daemon that has registered BACKING is followed by another; long ago: 0. */
+static int64_t followed_ms(const struct memory *memory, uint64_t backing)
+{
+	uint64_t next = (backing >> 32) + 1;
+	uint64_t now = (uint32_t)atomic_load(&memory->generation);
+
+	return now - next < STARTS ? atomic_load(&memory->started_ms[next % STARTS]) : 0;
+}
+
+size_t kv_takeover_close_backings(
+	struct kv_takeover *takeover, int64_t age_ms, void (*close)(void *arg, int id), void *arg)
+{
+	int64_t until_ms = kv_monotonic_ms() - age_ms;
+	size_t left = 0;
+
+	for (size_t i = 0; i < takeover->old_backing_count; i++) {
+		uint64_t backing = takeover->old_backings[i];
+
+		if (followed_ms(takeover->memory, backing) > until_ms) {
+			takeover->old_backings[left++] = backing;
+			continue;
+		}
+		close(arg, (int)(uint32_t)backing);
+		kv_takeover_no_backing(takeover, (int)(uint32_t)backing);
 	}
-	free(takeover->old_backings);
-	takeover->old_backings = NULL;
+	takeover->old_backing_count = left;
+	return left;
 }

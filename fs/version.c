@@ -90,6 +90,7 @@ static void version_destroy(struct kv_version *version, struct kv_freed_node *fr
 	assert(!version->busy && !version->writers && !version->jobs);
 	(void)pthread_mutex_lock(&version->lock);
 	version->opens = 0;
+	kv_unsettled_end(version);
 	version_give_back(core, version);
 	kv_quota_drop_locked(version);
 	kv_charge_drop_locked(version);
@@ -221,6 +222,7 @@ int kv_version_new(struct kv_file *file, struct kv_version *base, struct kv_vers
 		KV_LOCKED(&shard->lock);
 		file->writers++;
 	}
+	kv_unsettled_begin(version);
 	*ret_version = version;
 	return 0;
 }
@@ -328,6 +330,7 @@ void kv_version_set_times(struct kv_version *version, int64_t mtime_ns, int64_t 
 		version->ctime_ns = ctime_ns;
 		version->ctime_set = true;
 	}
+	kv_unsettled_changed(version);
 }
 
 int kv_version_enter(struct kv_version *version)
@@ -389,10 +392,11 @@ int kv_version_object_locked(struct kv_version *version)
 
 	if (version->object)
 		return 0;
-	r = kv_object_new(
-		core->dram, version->file->ino, atomic_fetch_add(&core->objects, 1) + 1, &object);
+	uint64_t serial = atomic_fetch_add(&core->objects, 1) + 1;
+	r = kv_object_new(core->dram, version->file->ino, serial, &object);
 	if (r < 0)
 		return r;
+	kv_unsettled_object(version, serial);
 	/* What is published never changes its size: readers see the end of the file where it is. */
 	if (version->state != KV_VERSION_WRITING) {
 		r = kv_object_resize(object, version->size);

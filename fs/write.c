@@ -503,6 +503,9 @@ int kv_version_write(struct kv_version *version, const void *memory, size_t size
 		version->changed = true;
 		version->mtime_ns = version->ctime_ns = now_ns;
 		version->mtime_set = version->ctime_set = false;
+		kv_unsettled_changed(version);
+		if (r < 0)
+			kv_unsettled_lose(version);
 	}
 	kv_version_leave(version);
 	return r;

@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		abort();
 	(void)kv_takeover_resumes(takeover);
 	kv_takeover_each(takeover, look_at, takeover);
-	kv_takeover_close_backings(takeover, close_backing, NULL);
+	(void)kv_takeover_close_backings(takeover, 0, close_backing, NULL);
 	/* It works for the one that goes on. */
 	uint64_t id = kv_takeover_add(takeover, 7, 1);
 	kv_takeover_set_lookups(takeover, id, 2);

@@ -125,19 +125,81 @@ static void test_takeover__backings(void **state)
 	kv_takeover_free(one);
 	two = begin(memory);
 	kv_takeover_backing(two, 9);
-	kv_takeover_close_backings(two, see_closed, &seen);
+	/* Not before the kernel is done with what the daemon before has answered. */
+	assert_int_equal(kv_takeover_close_backings(two, 1 << 30, see_closed, &seen), 2);
+	assert_int_equal(seen.count, 0);
+	assert_true(kv_takeover_has_backing(two, 6));
+	assert_int_equal(kv_takeover_close_backings(two, 0, see_closed, &seen), 0);
+	assert_false(kv_takeover_has_backing(two, 6));
 	assert_int_equal(seen.count, 2);
 	assert_int_equal(seen.closed[0], 6);
 	assert_int_equal(seen.closed[1], 6 + (1 << 18));
-	kv_takeover_close_backings(two, see_closed, &seen);
+	assert_int_equal(kv_takeover_close_backings(two, 0, see_closed, &seen), 0);
 	assert_int_equal(seen.count, 2);
 	kv_takeover_free(two);
 	three = begin(memory);
 	seen.count = 0;
-	kv_takeover_close_backings(three, see_closed, &seen);
+	assert_int_equal(kv_takeover_close_backings(three, 0, see_closed, &seen), 0);
 	assert_int_equal(seen.count, 1);
 	assert_int_equal(seen.closed[0], 9);
 	kv_takeover_free(three);
+	(void)close(memory);
+}
+
+struct seen_handles {
+	struct kv_takeover_handle handle[4];
+	uint32_t place[4];
+	unsigned count;
+};
+
+static void see_handle(void *arg, uint32_t place, const struct kv_takeover_handle *handle)
+{
+	struct seen_handles *seen = arg;
+
+	assert_true(seen->count < 4);
+	seen->place[seen->count] = place;
+	seen->handle[seen->count++] = *handle;
+}
+
+/* Numbers of handles are told apart by their daemons; those that are there are handed on. */
+static void test_takeover__handles(void **state)
+{
+	int memory = kv_takeover_memory();
+	struct kv_takeover *one = begin(memory), *two;
+	struct seen_handles seen = {0};
+	int address;
+	struct kv_takeover_handle handle = {
+		.number = kv_takeover_tag(one, &address),
+		.nodeid = 77,
+		.request = 8,
+		.may_write = true,
+	};
+
+	(void)state;
+	uint32_t gone = kv_takeover_add_handle(one, &handle);
+	uint32_t stays = kv_takeover_add_handle(one, &handle);
+	assert_int_not_equal(gone, stays);
+	kv_takeover_handle_flushed(one, stays);
+	kv_takeover_remove_handle(one, gone);
+	kv_takeover_remove_handle(one, KV_TAKEOVER_NO_HANDLE);
+	kv_takeover_free(one);
+	two = begin(memory);
+	assert_int_not_equal(kv_takeover_tag(two, &address), handle.number);
+	kv_takeover_each_handle(two, see_handle, &seen);
+	assert_int_equal(seen.count, 1);
+	assert_int_equal(seen.place[0], stays);
+	assert_int_equal(seen.handle[0].number, handle.number);
+	assert_int_equal(seen.handle[0].nodeid, 77);
+	assert_int_equal(seen.handle[0].request, 8);
+	assert_true(seen.handle[0].may_write);
+	assert_true(seen.handle[0].flushed);
+	assert_false(seen.handle[0].elsewhere);
+	/* There is an end to them. */
+	unsigned count = 0;
+	while (kv_takeover_add_handle(two, &handle) != KV_TAKEOVER_NO_HANDLE)
+		count++;
+	assert_int_equal(count, (1 << 16) - 1);
+	kv_takeover_free(two);
 	(void)close(memory);
 }
 
@@ -159,6 +221,7 @@ int main(void)
 		cmocka_unit_test(test_takeover__records_are_handed_on),
 		cmocka_unit_test(test_takeover__forget),
 		cmocka_unit_test(test_takeover__backings),
+		cmocka_unit_test(test_takeover__handles),
 		cmocka_unit_test(test_takeover__of_another_version),
 	};
 
