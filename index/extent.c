@@ -20,6 +20,9 @@ int kv_view_segment(struct kv_view *view, const struct kv_index_node *node, uint
 
 		if (r < 0)
 			return r == -ENOENT ? 0 : r;
+		/* Without a right sum, it has no value; it is not a segment without chunks. */
+		if (value.size == 0)
+			return kv_index_damaged(view->index, &key, "map segment");
 	}
 	kv_map_reader_init(ret_reader, &view->index->record.store, value.data, value.size);
 	ret_reader->segment = (uint32_t)number;
