@@ -149,12 +149,18 @@ void kv_gpu_changed(struct kv_gpu *gpu, uint64_t ino)
 	}
 }
 
-/* Most of the queue is for notes that must not get lost. */
-static bool has_room_for_hints(const struct kv_link *link)
+/* Whether less than a PARTth of the queue is used. */
+static bool has_room(const struct kv_link *link, int part)
 {
 	int queued;
 
-	return ioctl(link->fd, SIOCOUTQ, &queued) == 0 && queued < link->queue_size / 4;
+	return ioctl(link->fd, SIOCOUTQ, &queued) == 0 && queued < link->queue_size / part;
+}
+
+/* Most of the queue is for notes that must not get lost. */
+static bool has_room_for_hints(const struct kv_link *link)
+{
+	return has_room(link, 4);
 }
 
 void kv_gpu_opened(struct kv_gpu *gpu, struct kv_handle *handle, uid_t uid)
@@ -260,6 +266,15 @@ static void end_link(struct kv_gpu *gpu, unsigned index)
 	kv_link_free(gpu, link);
 }
 
+/*
+ * Who asks faster than he reads, for want of a processor, is not read from meanwhile; half of the
+ * queue stays for notes.
+ */
+static short awaited(const struct kv_link *link)
+{
+	return has_room(link, 2) ? POLLIN : POLLOUT;
+}
+
 static void *gpu_main(void *arg)
 {
 	struct kv_gpu *gpu = arg;
@@ -276,8 +291,8 @@ static void *gpu_main(void *arg)
 			if (!gpu->links[i])
 				continue;
 			indexes[count] = i;
-			fds[2 + count++] =
-				(struct pollfd){.fd = gpu->links[i]->fd, .events = POLLIN};
+			fds[2 + count++] = (struct pollfd){
+				.fd = gpu->links[i]->fd, .events = awaited(gpu->links[i])};
 		}
 		if (poll(fds, count + 2, accepts ? -1 : PAUSE_MS) < 0 && errno != EINTR)
 			return NULL;

@@ -57,7 +57,7 @@ static int send_answer(struct kv_link *link, const struct answer *answer)
 		control.header.cmsg_len = CMSG_LEN(answer->fd_count * sizeof(int));
 		memcpy(CMSG_DATA(&control.header), answer->fds, answer->fd_count * sizeof(int));
 	}
-	/* Who asks and does not read the answers is let go. */
+	/* There was room when the question was read: what has taken it since are notes, unread. */
 	return sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 

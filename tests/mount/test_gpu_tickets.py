@@ -255,6 +255,22 @@ def test_daemon__does_not_wait_for_a_helper_that_does_not_read(link):
     assert ino == os.stat(link.kv.file).st_ino
 
 
+def test_daemon__answers_no_faster_than_a_helper_reads(link):
+    """Questions wait, when the answers to those before are not read; each is answered in the end."""
+    link.socket.settimeout(1)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < 1_000_000:
+            link.send(gpulink.UNWATCH, ino=1, request=sent + 1)
+            sent += 1
+    link.socket.settimeout(30)
+    for i in range(sent):
+        assert link.receive().id == i + 1
+    ino = watched(link)
+    put(link.kv.file, b"new")
+    assert next_note(link, gpulink.CHANGED).ino == ino
+
+
 # ---- Who may, and nonsense ----
 
 
