@@ -299,7 +299,11 @@ int kvg_helper(const struct kvg_ctx *ctx, struct kvg_helper *ret_helper)
 
 static int open_backend(struct kvg_ctx *ctx)
 {
-	const struct kvg_backend_open open = {.device = ctx->opts.device, .client = true};
+	const struct kvg_backend_open open = {
+		.device = ctx->opts.device,
+		.client = true,
+		.no_kernels = (ctx->opts.flags & KVG_OPEN_NOKERNELS) != 0,
+	};
 	char reasons[sizeof(ctx->error)];
 	int r = kvg_backend_choose(
 		ctx->opts.backend, &open, &ctx->backend, reasons, sizeof(reasons));
@@ -378,7 +382,8 @@ static int ctx_open(struct kvg_ctx *ctx, const char *socket_path)
 	char path[256];
 	int r;
 
-	if (ctx->opts.flags & ~(KVG_OPEN_CONTROL | KVG_OPEN_NOHELPER | KVG_OPEN_LATENCY))
+	if (ctx->opts.flags &
+		~(KVG_OPEN_CONTROL | KVG_OPEN_NOHELPER | KVG_OPEN_LATENCY | KVG_OPEN_NOKERNELS))
 		return kvg_fail(ctx, -EINVAL, "flags that this libkvg does not know");
 	r = ctx->opts.flags & KVG_OPEN_CONTROL ? 0 : open_backend(ctx);
 	if (r < 0 || ctx->opts.flags & KVG_OPEN_NOHELPER)

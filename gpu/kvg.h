@@ -82,9 +82,10 @@ struct kvg_opts {
 	void (*event)(void *arg, struct kvg_buf *buf, int event, unsigned ms);
 	void *arg;
 };
-#define KVG_OPEN_CONTROL 1u  /* no device: only prefetch, evict and statistics */
-#define KVG_OPEN_NOHELPER 2u /* no helper: only pull, push and scatter */
-#define KVG_OPEN_LATENCY 4u  /* the helper copies in shorter steps: own copies wait less for it */
+#define KVG_OPEN_CONTROL 1u   /* no device: only prefetch, evict and statistics */
+#define KVG_OPEN_NOHELPER 2u  /* no helper: only pull, push and scatter */
+#define KVG_OPEN_LATENCY 4u   /* the helper copies in shorter steps: own copies wait less for it */
+#define KVG_OPEN_NOKERNELS 8u /* nothing of libkvg runs on the device's multiprocessors */
 
 /*
  * Connects to the helper and waits for its answer, at most 30 s. SOCKET: the helper's, or NULL:
@@ -154,7 +155,11 @@ struct kvg_seg {
 /*
  * Queues copies of N segments out of a mapped buffer, in STREAM's order, and does not wait for them
  * (the host backend copies at once). All of their bytes must be in the buffer (-EINVAL), and there
- * (kvg_wait). Segments in any order; those that overlap in dst: whichever comes last.
+ * (kvg_wait). Segments in any order; where they overlap in dst: the bytes of any of them.
+ *
+ * More than 4096 pieces below 64 KiB are copied by a kernel, where the driver and the device let it
+ * work (KVG_OPEN_NOKERNELS: never). The first such call of a context waits until the kernel was
+ * compiled and tried; it must not come while a CUDA graph is being captured.
  */
 int kvg_scatter(
 	struct kvg_buf *buf, const struct kvg_seg *segs, size_t n, kvg_stream_handle stream);

@@ -20,7 +20,7 @@ import threading
 
 MAP_EARLY, MAP_NOSTAGE, MAP_REVOCABLE = 1, 2, 4
 REVOKE, INVALID = 1, 2
-_CONTROL, _NO_HELPER, _LATENCY = 1, 2, 4
+_CONTROL, _NO_HELPER, _LATENCY, _NO_KERNELS = 1, 2, 4, 8
 
 _EVENT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
 
@@ -95,7 +95,7 @@ class Context:
     """
 
     def __init__(self, socket=None, device=None, backend=None, control=False, helper=True,
-                 on_event=None, latency=False):
+                 on_event=None, latency=False, kernels=True):
         self._handle = ctypes.c_void_p()
         self._buffers = {}
         # libkvg takes one call at a time. Tensors end in any thread, and amid a call of their own
@@ -105,7 +105,7 @@ class Context:
         self._on_event = on_event
         self._hook = _EVENT(self._event)
         flags = (_CONTROL if control else 0) | (0 if helper else _NO_HELPER)
-        flags |= _LATENCY if latency else 0
+        flags |= (_LATENCY if latency else 0) | (0 if kernels else _NO_KERNELS)
         opts = _Opts(ctypes.sizeof(_Opts), flags, device and os.fsencode(str(device)),
                      backend and backend.encode(), self._hook, None)
         self._check(_lib.kvg_open(ctypes.byref(self._handle), socket and os.fsencode(socket),

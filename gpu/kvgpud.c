@@ -36,6 +36,7 @@ static const char help_text[] =
 	"  --group NAME       let this group's members in, not only the same user\n"
 	"  --unsure TIME      trust what is there that long without the daemon (30s)\n"
 	"  --no-hints         only stage what is asked for, not what is opened often\n"
+	"  --no-kernels       run nothing on the device's multiprocessors\n"
 	"  --log LEVEL        error, warning, info or debug\n"
 	"  -h, --help         this text\n"
 	"  -V, --version      the version\n";
@@ -61,6 +62,7 @@ enum option_id {
 	OPTION_SOCKET,
 	OPTION_GROUP,
 	OPTION_NO_HINTS,
+	OPTION_NO_KERNELS,
 	OPTION_UNSURE,
 	OPTION_LOG,
 };
@@ -141,6 +143,7 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 		{"group", required_argument, NULL, OPTION_GROUP},
 		{"unsure", required_argument, NULL, OPTION_UNSURE},
 		{"no-hints", no_argument, NULL, OPTION_NO_HINTS},
+		{"no-kernels", no_argument, NULL, OPTION_NO_KERNELS},
 		{"log", required_argument, NULL, OPTION_LOG},
 		{"help", no_argument, NULL, 'h'},
 		{"version", no_argument, NULL, 'V'},
@@ -159,6 +162,8 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 		}
 		if (id == OPTION_NO_HINTS)
 			options->hints = false;
+		else if (id == OPTION_NO_KERNELS)
+			options->no_kernels = true;
 		else if (id == '?' || id == ':')
 			return fail(id == ':' ? "%.64s needs a value; see `kvgpud --help`"
 					      : "unknown option '%.64s'; see `kvgpud --help`",

@@ -32,6 +32,7 @@ struct kvg_server_options {
 	uint32_t slot_size;
 	uint64_t unsure_ms; /* what is there is trusted that long without the daemon */
 	bool hints;         /* stage what is opened often without being asked */
+	bool no_kernels;    /* see kvg_backend_open */
 };
 
 /* One line in ret_error. */

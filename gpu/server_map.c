@@ -2,6 +2,7 @@
 /* What engines ask for: see server_internal.h. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -423,6 +424,18 @@ static int begin_request(
 	return locate(pending, &request);
 }
 
+/* Kernels may have turned out not to work since the start. */
+static void add_kernels(struct kvg_server *server, struct kvg_hello *hello)
+{
+	size_t length = strlen(hello->reasons);
+	struct kvg_device_info info;
+
+	server->backend->ops->info(server->backend, &info);
+	if (strncmp(info.kernels, "off: ", 5) == 0)
+		(void)snprintf(hello->reasons + length, sizeof(hello->reasons) - length,
+			"%skernels: %s", length > 0 ? "; " : "", info.kernels + 5);
+}
+
 static void serve_hello(
 	struct kvg_server *server, struct kvg_client *client, const struct kvg_message *request)
 {
@@ -438,6 +451,7 @@ static void serve_hello(
 	memcpy(hello.name, server->info.name, sizeof(hello.name));
 	memcpy(hello.mode, server->info.mode, sizeof(hello.mode));
 	memcpy(hello.reasons, server->reasons, sizeof(hello.reasons));
+	add_kernels(server, &hello);
 	kvg_hello_put(&hello, reply);
 	kvg_client_send(client, reply);
 }

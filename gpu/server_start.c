@@ -91,7 +91,8 @@ static int choose_path(struct kvg_server *server, const struct kv_error *error)
 
 static int open_backend(struct kvg_server *server, const struct kv_error *error)
 {
-	const struct kvg_backend_open open = {.device = server->options.device};
+	const struct kvg_backend_open open = {
+		.device = server->options.device, .no_kernels = server->options.no_kernels};
 	int r = kvg_backend_choose(server->options.backend, &open, &server->backend,
 		server->reasons, sizeof(server->reasons));
 

@@ -61,7 +61,7 @@ def test_tool__status_warm_and_evict(helper):
     assert (status["resident"], status["staged_bytes"]) == (3, 15 * MIB)
     assert helper.kind in status["backend"].lower() and status["socket"] == str(helper.socket)
     text = kv.kvfs("gpu", "status", *at).stdout
-    assert status["backend"] in text and "files staged" in text
+    assert status["backend"] in text and "files staged" in text and "kernels" not in text
     assert kv.kvfs("gpu", "evict", "-q", kv.mnt / "d" / "f1", *at).stdout == ""
     assert kv.kvfs("gpu", "evict", kv.mnt / "d", *at).stdout.startswith("2 files dropped from device")
     assert helper.stats()["used"] == 0
@@ -135,6 +135,13 @@ def test_kvgpud__says_what_others_have_left(kv):
 
 
 @HOST
+def test_kvgpud__says_why_there_are_no_kernels(start):
+    helper = start("--no-kernels")
+    status = json.loads(helper.kv.kvfs("gpu", "status", "--json", "--socket", helper.socket).stdout)[0]
+    told = status["not"].split("; ")[-1] == "kernels: not wanted"
+    assert told == (helper.kind == "cuda"), status["not"]
+
+
 def test_kvgpud__one_a_device(helper):
     done = run(gpu.build_folder() / "gpu" / "kvgpud", helper.kv.store, "--backend", "host", "--socket",
                helper.socket, check=False)

@@ -137,6 +137,21 @@ static int teardown(void **state)
 	return 0;
 }
 
+/* Who wants nothing to run on the device's multiprocessors has it so. */
+static void test_open__without_kernels(void **state)
+{
+	const struct kvg_opts opts = {.size = sizeof(opts),
+		.flags = KVG_OPEN_NOHELPER | KVG_OPEN_NOKERNELS,
+		.backend = "cuda"};
+	struct kvg_ctx *other;
+
+	(void)state;
+	assert_string_equal(ctx->info.kernels, "not tried yet");
+	assert_int_equal(kvg_open(&other, NULL, &opts), 0);
+	assert_string_equal(other->info.kernels, "off: not wanted");
+	kvg_close(other);
+}
+
 static int new_file(bool filled)
 {
 	int fd = memfd_create("file", MFD_CLOEXEC);
@@ -475,6 +490,7 @@ int main(void)
 		cmocka_unit_test(test_list__joins_neighbours),
 		cmocka_unit_test(test_list__cuts_long_ones),
 		cmocka_unit_test(test_list__refuses_overflow),
+		TEST(test_open__without_kernels),
 		TEST(test_op__what_was_pulled_can_be_pushed),
 		TEST(test_op__leaves_gaps_alone),
 		TEST(test_op__reports_errors_of_the_file),
