@@ -194,7 +194,7 @@ int kvgbench_ring(struct kvgbench *bench)
 	return r;
 }
 
-/* ---- runs, inside ---- */
+/* ---- runs ---- */
 
 /* Runs of SIZE, scattered on the device: every second place, from the last to the first. */
 static void scatter(
@@ -266,31 +266,83 @@ int kvgbench_runs(struct kvgbench *bench)
 	return r;
 }
 
+/* ---- inside ---- */
+
+/*
+ * In calls of up to MOST copies. The kernel is for more than 4096 small ones in a call: so calls of
+ * 4096 are always the copy engines'.
+ */
+static int measure_calls(struct kvgbench *bench, kvg_stream stream, const struct kvg_copy *copies,
+	size_t count, size_t most, double *ret_seconds)
+{
+	double start = kvgbench_now(bench);
+	int r = 0;
+
+	for (size_t done = 0, n; r == 0 && done < count; done += n) {
+		n = kv_min_u64(count - done, most);
+		r = bench->ops->copy(bench->backend, stream, KVG_COPY_ON_DEVICE, copies + done, n);
+	}
+	if (r == 0)
+		r = bench->ops->stream_sync(bench->backend, stream);
+	*ret_seconds = kvgbench_now(bench) - start;
+	return r;
+}
+
+/* The copies of SIZE cut into pieces that the kernel takes. */
+static size_t cut_for_kernel(
+	struct kvg_copy *pieces, const struct kvg_copy *copies, size_t count, uint64_t size)
+{
+	size_t made = 0;
+
+	for (size_t i = 0; i < count; i++)
+		for (uint64_t at = 0; at < copies[i].size; at += size)
+			pieces[made++] = (struct kvg_copy){
+				.to = copies[i].to + at, .from = copies[i].from + at, .size = size};
+	return made;
+}
+
+static bool has_kernel(struct kvgbench *bench)
+{
+	struct kvg_device_info info;
+
+	bench->ops->info(bench->backend, &info);
+	return strncmp(info.kernels, "tried", 5) == 0;
+}
+
+/* One by one, in batches of one call, and by the kernel; the first time of each is not counted. */
 static int inside_of(struct kvgbench *bench, const struct kvgbench_memory *memory,
 	kvg_stream stream, uint64_t size)
 {
-	uint64_t bytes = memory->device_size / 4;
-	size_t count = bytes / size;
+	static const char *const names[] = {"single", "batch", "kernel"};
+	uint64_t bytes = memory->device_size / 4, piece = bench->quick ? KIB : 32 * KIB;
+	size_t count = bytes / size, pieces = bytes / piece;
 	_cleanup_free_ struct kvg_copy *copies = calloc(count, sizeof(*copies));
-	double seconds;
+	_cleanup_free_ struct kvg_copy *cut = calloc(pieces, sizeof(*cut));
 	int r = 0;
 
-	if (!copies)
+	if (!copies || !cut)
 		return -ENOMEM;
 	scatter(copies, count, size, memory->address, memory->address + 3 * bytes);
-	for (int pass = 0; r == 0 && pass < 2; pass++)
-		r = measure_runs(bench, stream, KVG_COPY_ON_DEVICE, copies, count, true, &seconds);
-	if (r < 0)
-		return kvgbench_fail(r, "inside");
-	kvgbench_say((double)bytes / seconds / 1e9, "GB/s", "inside.%lluK.batch",
-		(unsigned long long)(size / KIB));
-	return 0;
+	pieces = cut_for_kernel(cut, copies, count, piece);
+	for (size_t way = 0; r == 0 && way < sizeof(names) / sizeof(names[0]); way++) {
+		double seconds = 0;
+
+		for (int pass = 0; r == 0 && pass < 2; pass++)
+			r = way == 2 ? measure_calls(bench, stream, cut, pieces, pieces, &seconds)
+				     : measure_calls(bench, stream, copies, count,
+					       way == 1 ? 4096 : 1, &seconds);
+		if (r == 0 && (way < 2 || has_kernel(bench)))
+			kvgbench_say((double)bytes / seconds / 1e9, "GB/s", "inside.%lluK.%s",
+				(unsigned long long)(size / KIB), names[way]);
+	}
+	return r < 0 ? kvgbench_fail(r, "inside") : 0;
 }
 
 int kvgbench_inside(struct kvgbench *bench)
 {
-	static const uint64_t sizes[] = {64 * KIB, 2 * MIB};
+	static const uint64_t sizes[] = {32 * KIB, 64 * KIB, 256 * KIB, 2 * MIB};
 	struct kvgbench_memory memory;
+	struct kvg_device_info info;
 	kvg_stream stream = NULL;
 	int r = kvgbench_memory_get(bench, kvgbench_size(bench, 2 * GIB), 0, &memory);
 
@@ -299,7 +351,56 @@ int kvgbench_inside(struct kvgbench *bench)
 	r = bench->ops->stream_new(bench->backend, &stream);
 	for (size_t i = 0; r == 0 && i < sizeof(sizes) / sizeof(sizes[0]); i++)
 		r = inside_of(bench, &memory, stream, sizes[i]);
+	bench->ops->info(bench->backend, &info);
+	(void)printf("kernels %s\n", info.kernels);
 	bench->ops->stream_free(bench->backend, stream);
 	kvgbench_memory_put(bench, &memory);
 	return r;
+}
+
+/* ---- checksum ---- */
+
+#define SUMS 128u
+
+/* Of COUNT chunks of 1 MiB in one call, each of the same bytes. */
+static int checksum_of(struct kvgbench *bench, const struct kvgbench_memory *memory,
+	kvg_stream stream, unsigned count)
+{
+	uint64_t chunks = memory->device_size / MIB, sums[SUMS];
+	struct kvg_range ranges[SUMS];
+	double start = 0;
+	int r = 0;
+
+	for (unsigned i = 0; i < count; i++)
+		ranges[i] = (struct kvg_range){
+			.address = memory->address + i % chunks * MIB, .size = MIB};
+	for (int pass = 0; r == 0 && pass < 2; pass++) {
+		start = kvgbench_now(bench);
+		r = bench->ops->checksum(bench->backend, stream, ranges, count, sums);
+	}
+	if (r == 0)
+		kvgbench_say((double)count * (double)MIB / (kvgbench_now(bench) - start) / 1e9,
+			"GB/s", "checksum.%ux1M", count);
+	return r;
+}
+
+int kvgbench_checksum(struct kvgbench *bench)
+{
+	static const unsigned counts[] = {1, 16, SUMS};
+	struct kvgbench_memory memory;
+	kvg_stream stream = NULL;
+	char reason[128] = "";
+	int r = bench->ops->checksum_probe(bench->backend, reason, sizeof(reason));
+
+	if (r < 0)
+		return kvgbench_fail(r, reason);
+	r = kvgbench_memory_get(bench, kvgbench_size(bench, SUMS * MIB), 0, &memory);
+	if (r < 0)
+		return r;
+	r = bench->ops->stream_new(bench->backend, &stream);
+	for (size_t i = 0; r == 0 && i < (bench->quick ? 2 : 3); i++)
+		r = checksum_of(bench, &memory, stream, counts[i]);
+	bench->ops->stream_free(bench->backend, stream);
+	kvgbench_memory_put(bench, &memory);
+	return r < 0 ? kvgbench_fail(r, "checksum") : 0;
 }

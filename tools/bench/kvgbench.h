@@ -65,6 +65,7 @@ int kvgbench_peak(struct kvgbench *bench);
 int kvgbench_ring(struct kvgbench *bench);
 int kvgbench_runs(struct kvgbench *bench);
 int kvgbench_inside(struct kvgbench *bench);
+int kvgbench_checksum(struct kvgbench *bench);
 int kvgbench_register(struct kvgbench *bench);
 int kvgbench_segments(struct kvgbench *bench);
 int kvgbench_share(struct kvgbench *bench);
