@@ -248,7 +248,7 @@ static void check_copies(const struct device *d, kvg_stream stream, unsigned cou
 		bool is_large = i >= count - large;
 		uint64_t to = is_large ? GRANULE - (count - i) * 65536 : i * STEP + i % 16;
 		uint64_t from = (i * 7919) % (GRANULE - 65536),
-			 size = is_large ? 65536 : 1 + i % 380;
+			 size = is_large ? 65536 : 1 + i % 97;
 
 		copies[i] = (struct kvg_copy){
 			.to = d->address + GRANULE + to, .from = d->address + from, .size = size};
@@ -472,7 +472,7 @@ static void test_gpu_kernels__failures_when_tried(void **state)
 /* A launch that fails later: that copy is made otherwise, and all later ones. */
 static void test_gpu_kernels__a_launch_fails(void **state)
 {
-	for (unsigned nth = 1; nth <= 25; nth += 12) {
+	for (unsigned nth = 1; nth <= 25; nth += 24) {
 		struct device d = device_open(&kvg_backend_cuda);
 
 		check_copies(&d, d.stream, 4097, 0);

@@ -279,7 +279,11 @@ bool ptx_run(const struct ptx_launch *launch, char *ret_error, size_t error_size
 	for (; block.number < launch->blocks && !block.fault; block.number++) {
 		bool backwards = block.number % 2 == 1;
 
-		memset(threads, 0, entry->threads * sizeof(*threads));
+		for (unsigned i = 0; i < entry->threads; i++) {
+			threads[i].written = 0;
+			threads[i].at = 0;
+			threads[i].ended = false;
+		}
 		/* Shared memory holds whatever was there before. */
 		memset(shared, 0xa5, entry->shared_bytes);
 		block.wrong = launch->wrong;
