@@ -23,6 +23,15 @@ static int block_compare(const struct kvg_block *a, const struct kvg_block *b)
 }
 KV_TREE_GENERATE(kvg_block_tree, kvg_block, by_key, block_compare)
 
+void kvg_block_all(
+	struct kvg_blocks *blocks, void (*each)(void *arg, struct kvg_block *block), void *arg)
+{
+	struct kvg_block *block;
+
+	RB_FOREACH (block, kvg_block_tree, &blocks->tree)
+		each(arg, block);
+}
+
 struct kvg_block *kvg_block_find(struct kvg_blocks *blocks, const struct kvg_block_key *key)
 {
 	struct kvg_block wanted = {.key = *key};
@@ -110,6 +119,7 @@ void kvg_block_put(struct kvg_blocks *blocks, struct kvg_block *block, bool live
 	assert(blocks->pool->used >= block->size && *block->charged >= block->size);
 	blocks->pool->used -= block->size;
 	*block->charged -= block->size;
+	free(block->samples);
 	free(block);
 }
 

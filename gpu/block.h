@@ -33,6 +33,7 @@ enum kvg_block_state {
 };
 
 struct kvg_entry;
+struct kvg_samples;
 
 struct kvg_block_key {
 	uint64_t ino;
@@ -50,6 +51,7 @@ struct kvg_block {
 	struct kvg_mapping *mapping; /* for writing, until it is there */
 	uint64_t size;               /* bytes, of the segment */
 	uint64_t *charged;           /* the user's sum that SIZE is in */
+	struct kvg_samples *samples; /* of its bytes; freed with it; NULL: none are kept */
 	unsigned users;              /* entries that have it */
 	unsigned live;               /* of them, those that can be found */
 	unsigned orphans;            /* of them, those that were not given back in time */
@@ -64,6 +66,9 @@ struct kvg_blocks {
 	struct kvg_block_tree tree; /* those that are live */
 };
 
+/* Calls EACH for all that are found. EACH changes none of that. */
+void kvg_block_all(
+	struct kvg_blocks *blocks, void (*each)(void *arg, struct kvg_block *block), void *arg);
 /* NULL: there is none. */
 struct kvg_block *kvg_block_find(struct kvg_blocks *blocks, const struct kvg_block_key *key);
 /* The one that is found by KEY, taken for one more entry; NULL: there is none. */

@@ -347,6 +347,12 @@ void kvg_hbm_of_ino(struct kvg_hbm *hbm, uint64_t ino,
 	}
 }
 
+void kvg_hbm_blocks(
+	struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_block *block), void *arg)
+{
+	kvg_block_all(&hbm->blocks, each, arg);
+}
+
 void kvg_hbm_all(struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_entry *entry), void *arg)
 {
 	struct kvg_entry *entry, *next;

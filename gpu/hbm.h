@@ -221,6 +221,9 @@ void kvg_hbm_stale(struct kvg_entry *entry);
 /* Calls EACH for all entries of INO that are not stale. EACH may make them so. */
 void kvg_hbm_of_ino(struct kvg_hbm *hbm, uint64_t ino,
 	void (*each)(void *arg, struct kvg_entry *entry), void *arg);
+/* Calls EACH for the blocks of all that are not stale. EACH changes none of them. */
+void kvg_hbm_blocks(
+	struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_block *block), void *arg);
 /* Calls EACH for all that are not stale. */
 void kvg_hbm_all(struct kvg_hbm *hbm, void (*each)(void *arg, struct kvg_entry *entry), void *arg);
 

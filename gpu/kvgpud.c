@@ -35,6 +35,8 @@ static const char help_text[] =
 	"                     $XDG_RUNTIME_DIR/kvfs when not run by root\n"
 	"  --group NAME       let this group's members in, not only the same user\n"
 	"  --unsure TIME      trust what is there that long without the daemon (30s)\n"
+	"  --check sampled    look at samples of device memory when a file is there, and\n"
+	"                     when a process ends without giving it back\n"
 	"  --no-hints         only stage what is asked for, not what is opened often\n"
 	"  --no-kernels       run nothing on the device's multiprocessors\n"
 	"  --log LEVEL        error, warning, info or debug\n"
@@ -61,6 +63,7 @@ enum option_id {
 	OPTION_SEGMENT,
 	OPTION_SOCKET,
 	OPTION_GROUP,
+	OPTION_CHECK,
 	OPTION_NO_HINTS,
 	OPTION_NO_KERNELS,
 	OPTION_UNSURE,
@@ -119,6 +122,9 @@ static int parse_value(int id, const char *text, struct kvg_server_options *opti
 			       : 0;
 	case OPTION_UNSURE:
 		return kv_parse_duration_ms(text, &options->unsure_ms);
+	case OPTION_CHECK:
+		options->check = strcmp(text, "sampled") == 0;
+		return options->check || strcmp(text, "off") == 0 ? 0 : -EINVAL;
 	case OPTION_SOCKET:
 		options->socket = text;
 		return 0;
@@ -141,6 +147,7 @@ static int parse_arguments(int argc, char **argv, struct kvg_server_options *opt
 		{"segment", required_argument, NULL, OPTION_SEGMENT},
 		{"socket", required_argument, NULL, OPTION_SOCKET},
 		{"group", required_argument, NULL, OPTION_GROUP},
+		{"check", required_argument, NULL, OPTION_CHECK},
 		{"unsure", required_argument, NULL, OPTION_UNSURE},
 		{"no-hints", no_argument, NULL, OPTION_NO_HINTS},
 		{"no-kernels", no_argument, NULL, OPTION_NO_KERNELS},

@@ -172,6 +172,8 @@ static void serve_event(struct kvg_server *server, void *what)
 		serve_source(server);
 	else if (what == &server->stager)
 		kvg_stage_reap(server);
+	else if (what == &server->checker)
+		kvg_check_reap(server);
 	else
 		kvg_client_serve(what);
 }
@@ -212,6 +214,7 @@ struct kvg_server *kvg_server_free(struct kvg_server *server)
 		return NULL;
 	}
 	server->stager = NULL;
+	kvg_check_done(server);
 	if (server->status == KVG_EXIT_DEVICE)
 		kvg_stage_abandon(server);
 	while ((client = LIST_FIRST(&server->clients)))

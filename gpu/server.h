@@ -33,6 +33,7 @@ struct kvg_server_options {
 	uint64_t unsure_ms; /* what is there is trusted that long without the daemon */
 	bool hints;         /* stage what is opened often without being asked */
 	bool no_kernels;    /* see kvg_backend_open */
+	bool check;         /* samples of what was staged, see sample.h */
 };
 
 /* One line in ret_error. */

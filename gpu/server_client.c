@@ -32,6 +32,8 @@ void kvg_client_free(struct kvg_client *client)
 
 	kvg_forget_client(server, client);
 	kvg_client_forget_owed(client);
+	if (!LIST_EMPTY(&client->leases))
+		kvg_check_user(server, client->uid);
 	while ((lease = LIST_FIRST(&client->leases)))
 		kvg_lease_free(lease);
 	if (client->fd >= 0)

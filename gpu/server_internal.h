@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What server.c (the loop), server_start.c (how it begins), server_client.c (connections),
- * server_map.c (requests), server_send.c (replies, notes) and server_stage.c (staging) share. All
- * of it on one thread.
+ * server_map.c (requests), server_send.c (replies, notes), server_stage.c (staging) and
+ * server_check.c (samples of what was staged) share. All of it on one thread.
  *
  * Every request for a file goes to the daemon first, with its ticket: the answer says which file
  * that is, and whose; only then is anything looked up.
@@ -15,6 +15,7 @@
 
 #include "fs/base.h"
 #include "gpu/hbm.h"
+#include "gpu/sample.h"
 #include "gpu/server.h"
 #include "gpu/source.h"
 #include "gpu/stage.h"
@@ -95,6 +96,9 @@ struct kvg_placement {
 	uint64_t connection; /* that the daemon's hold and watch belong to */
 	int mark_fd;
 	struct kvg_watermark *mark;
+	unsigned checks; /* under way, before it is said to be there */
+	bool checked;
+	int check_result;
 	bool held; /* a drive may still write to its memory */
 	/* While it is being staged: */
 	bool submitted;
@@ -113,6 +117,13 @@ struct kvg_placement {
 	uint32_t extent_capacity;
 };
 
+/* All that a user has is to be looked at. */
+struct kvg_sweep {
+	LIST_ENTRY(kvg_sweep) entry;
+	struct kvg_server *server;
+	uid_t uid;
+};
+
 struct kvg_server {
 	struct kvg_server_options options;
 	struct kvg_backend *backend;
@@ -120,6 +131,9 @@ struct kvg_server {
 	struct kvg_hbm *hbm;
 	struct kvg_stager *stager;
 	struct kvg_source *source;
+	struct kvg_checker *checker; /* NULL: no samples are kept */
+	unsigned sweeping;           /* checks of a user's segments, under way */
+	LIST_HEAD(, kvg_sweep) sweeps;
 	char socket_path[256];
 	int listen_fd;
 	int epoll_fd;
@@ -225,7 +239,22 @@ void kvg_stage_cancel(void *server, struct kvg_entry *entry);
 void kvg_stage_gone(void *server, struct kvg_entry *entry);
 /* The device is lost, and the stager freed: all who wait are told that nothing comes. */
 void kvg_stage_abandon(struct kvg_server *server);
+/* All checks that PLACEMENT has waited for have ended. It may be gone afterwards. */
+void kvg_stage_checked(struct kvg_placement *placement);
 /* What the daemon has answered to LOCATE is not needed: its hold and its watch end. */
 void kvg_decline(struct kvg_server *server, const struct kv_gpu_reply *reply);
+
+/* ---- server_check.c ---- */
+
+/* Samples of PLACEMENT's own segments are to be kept. Without memory for them there are none. */
+void kvg_check_prepare(struct kvg_placement *placement);
+/* Checks what was staged; true: PLACEMENT is to wait for kvg_stage_checked. */
+bool kvg_check_begin(struct kvg_placement *placement);
+/* A process of UID has ended without giving back what it had: all that is UID's is looked at. */
+void kvg_check_user(struct kvg_server *server, uid_t uid);
+/* No more are begun. */
+void kvg_check_done(struct kvg_server *server);
+/* Takes checks that have ended. */
+void kvg_check_reap(struct kvg_server *server);
 
 #endif

@@ -129,8 +129,10 @@ static void end_waiting(struct kvg_server *server)
 	struct kvg_placement *placement = LIST_FIRST(&server->waiting);
 
 	while (placement) {
-		int r = kvg_hbm_filled(placement->entry);
+		int r = placement->check_result;
 
+		if (r == 0)
+			r = kvg_hbm_filled(placement->entry);
 		if (r == -EAGAIN) {
 			placement = LIST_NEXT(placement, waiting_entry);
 			continue;
@@ -146,6 +148,10 @@ static void finish(struct kvg_placement *placement, int result)
 	struct kvg_server *server = placement->server;
 
 	placement->submitted = false;
+	if (result == 0 && kvg_check_begin(placement))
+		return;
+	if (result == 0)
+		result = placement->check_result;
 	if (result == 0)
 		result = kvg_hbm_filled(placement->entry);
 	if (result == -EAGAIN) {
@@ -158,11 +164,17 @@ static void finish(struct kvg_placement *placement, int result)
 	end_waiting(server);
 }
 
+void kvg_stage_checked(struct kvg_placement *placement)
+{
+	finish(placement, 0);
+}
+
 static int make_targets(struct kvg_placement *placement)
 {
 	struct kvg_server *server = placement->server;
 	struct kvg_entry *entry = placement->entry;
 
+	kvg_check_prepare(placement);
 	placement->targets = calloc(entry->count, sizeof(*placement->targets));
 	if (!placement->targets)
 		return -ENOMEM;
@@ -176,6 +188,7 @@ static int make_targets(struct kvg_placement *placement)
 				    : 0,
 			.size = block->size,
 			.skip = !own,
+			.samples = own ? block->samples : NULL,
 		};
 	}
 	return 0;

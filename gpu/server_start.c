@@ -168,6 +168,11 @@ static int start_stager(struct kvg_server *server, const struct kv_error *error)
 	};
 	int r;
 
+	if (server->options.check) {
+		r = kvg_checker_new(server->backend, &server->checker);
+		if (r < 0)
+			return kv_fail(error, r, "cannot set up checks: %s", strerror(-r));
+	}
 	options.devices = kvg_source_devices(server->source, &options.device_count);
 	r = kvg_stager_new(&options, &server->stager);
 	return r < 0 ? kv_fail(error, r, "cannot set up the ring for copies: %s", strerror(-r)) : 0;
@@ -198,6 +203,8 @@ static int start_loop(struct kvg_server *server)
 		r = kvg_watch(server, server->listen_fd, &server->listen_fd);
 	if (r == 0)
 		r = kvg_watch(server, kvg_stager_fd(server->stager), &server->stager);
+	if (r == 0 && server->checker)
+		r = kvg_watch(server, kvg_checker_fd(server->checker), &server->checker);
 	kvg_follow_source(server);
 	return r;
 }
@@ -240,6 +247,7 @@ int kvg_server_new(const struct kvg_server_options *options, struct kvg_server *
 	LIST_INIT(&server->clients);
 	LIST_INIT(&server->pendings);
 	LIST_INIT(&server->waiting);
+	LIST_INIT(&server->sweeps);
 	block_signals();
 	r = start_source(server, &error);
 	if (r == 0)

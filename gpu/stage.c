@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "gpu/numa.h"
+#include "gpu/sample.h"
 #include "gpu/stage_internal.h"
 
 #define SLOTS_DEFAULT 16u
@@ -49,6 +50,21 @@ uint64_t kvg_job_more(struct kvg_job *job, uint64_t at_most)
 		if (target_at(job, until)->skip)
 			break;
 	return kv_min_u64(kv_min_u64(until, end) - job->next, at_most);
+}
+
+void kvg_job_sample(const struct kvg_job *job, const void *memory, uint64_t offset, uint64_t length)
+{
+	uint64_t size = job->targets[0].size;
+
+	for (uint64_t done = 0; done < length;) {
+		uint64_t at = offset - job->offset + done;
+		uint64_t part = kv_min_u64(length - done, size - at % size);
+		struct kvg_samples *samples = job->targets[at / size].samples;
+
+		if (samples)
+			kvg_samples_take(samples, (const uint8_t *)memory + done, at % size, part);
+		done += part;
+	}
 }
 
 /* ---- Jobs ---- */

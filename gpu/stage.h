@@ -32,12 +32,14 @@
 
 #define KVG_NEWS_SIZE 512u
 
+struct kvg_samples;
 struct kvg_stager;
 
 struct kvg_target {
 	kvg_devptr address;
-	uint64_t size; /* bytes; of all but the last the same */
-	bool skip;     /* its bytes are somebody else's matter: ADDRESS may be 0 */
+	uint64_t size;               /* bytes; of all but the last the same */
+	bool skip;                   /* its bytes are somebody else's matter: ADDRESS may be 0 */
+	struct kvg_samples *samples; /* of it, to be filled; NULL: none are wanted */
 };
 
 /* A chunk of the file: as struct kv_gpu_chunk says, with its extents in the job's array. */

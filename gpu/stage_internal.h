@@ -237,6 +237,9 @@ static inline bool kvg_job_is_before(const struct kvg_job *job, uint64_t offset,
  * else's are passed over. 0: nothing is left to begin.
  */
 uint64_t kvg_job_more(struct kvg_job *job, uint64_t at_most);
+/* What is at MEMORY is right for LENGTH bytes at OFFSET of JOB, who may want samples of it. */
+void kvg_job_sample(
+	const struct kvg_job *job, const void *memory, uint64_t offset, uint64_t length);
 /* Bytes of the longest copy now. */
 uint64_t kvg_stager_copy_max(const struct kvg_stager *stager);
 int64_t kvg_stager_now(const struct kvg_stager *stager);

@@ -122,6 +122,8 @@ static bool copy_more(struct kvg_piece *piece)
 
 		if (!lane)
 			break;
+		kvg_job_sample(job, (const uint8_t *)piece->memory + piece->next,
+			piece->offset + piece->next, length);
 		lane->piece = piece;
 		piece->copies++;
 		piece->next += length;

@@ -339,9 +339,12 @@ static void start_rescue(struct kvg_slot *slot, int fd)
 	kvg_workers_start(object ? stager->workers : stager->rescuers, &slot->task);
 }
 
+/* What is in SLOT is right. */
 static void count_bytes(struct kvg_slot *slot)
 {
 	struct kvg_job *job = slot->job;
+
+	kvg_job_sample(job, slot->memory, slot->offset, slot->length);
 
 	for (unsigned i = 0; i < slot_chunks(slot); i++) {
 		uint64_t length = chunk_length(slot, i);

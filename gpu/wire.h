@@ -150,6 +150,8 @@ struct kvg_hello {
 	X(invalidated, "files given up because their content changed")                             \
 	X(failed, "stagings that failed")                                                          \
 	X(checksum_errors, "chunks whose checksum did not match")                                  \
+	X(checked, "segments whose samples were looked at (--check sampled)")                      \
+	X(check_errors, "segments that did not hold what was loaded, and were given up")           \
 	X(refused, "maps that were refused")                                                       \
 	X(malformed, "clients ended because of what they sent")                                    \
 	X(daemon, "1 while the daemon of the mount is connected")                                  \
