@@ -16,7 +16,7 @@
 #include "gpu/cuda_kernels.h"
 #include "gpu/numa.h"
 
-#define UUID_TEXT_SIZE 64u
+#define UUID_TEXT_SIZE 52u /* with what may stand before it */
 #define BUS_ID_SIZE 32
 
 struct device_name {
