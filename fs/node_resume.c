@@ -4,6 +4,7 @@
 #include "fs/node_internal.h"
 
 #include "fs/handle.h"
+#include "fs/notify.h"
 #include "fs/takeover.h"
 
 /* What the kernel knows may have lost its name: nobody else keeps it. */
@@ -139,8 +140,10 @@ static int resume_writing(
 	node->borrowed = writing->flags & KV_TAKEOVER_BORROWED;
 	node->cached = writing->flags & KV_TAKEOVER_CACHED;
 	node->lookups = record->lookups;
-	if (node->active && !version)
+	if (node->active && !version) {
 		node->pending_since_ns = kv_core_now_ns(daemon->core);
+		(void)kv_notify_expire(daemon->notify, node->ino, node->id);
+	}
 	if (node->active)
 		resume_writers(node, writing);
 	resume_orphan(daemon, node);

@@ -98,19 +98,15 @@ def write_on(mnt, stop, number):
     return calls.made, calls.failed, there
 
 
-def restarts_at_work(kv, end, count, stop):
-    """16 readers and 4 writers, and COUNT times END at any moment: all calls that failed."""
+def restarts_at_work(kv, restarts, stop):
+    """16 readers and 4 writers, and RESTARTS meanwhile: all calls that failed."""
     names = [(f"r{i}", i) for i in range(8)]
     for name, seed in names:
         put_synced(kv.mnt / name, blob(seed, READ_SIZE))
     kv.settle()
     readers = [Child(read_on, kv.mnt, stop, names) for _ in range(16)]
     writers = [Child(write_on, kv.mnt, stop, n) for n in range(4)]
-    rng = random.Random(count)
-    for _ in range(count):
-        time.sleep(rng.random() * 0.5)
-        end(kv)
-        time.sleep(0.9)  # a daemon that dies young again and again ends the mount
+    restarts()
     stop.touch()
     failed, made = collections.Counter(), collections.Counter()
     for child in readers + writers:
@@ -129,4 +125,26 @@ def restarts_at_work(kv, end, count, stop):
 @pytest.mark.parametrize("end", (kill, ask))
 def test_nobody_at_work_notices_a_restart(fresh, end, tmp_path):
     kv = restartable(fresh, size="512M")
-    assert not restarts_at_work(kv, end, 20 if LONG else 5, tmp_path / "stop")
+    rng = random.Random(1)
+
+    def restarts():
+        for _ in range(20 if LONG else 5):
+            time.sleep(rng.random() * 0.5)
+            end(kv)
+            time.sleep(0.9)  # a daemon that dies young again and again ends the mount
+
+    assert not restarts_at_work(kv, restarts, tmp_path / "stop")
+
+
+def test_nobody_at_work_notices_kills_in_a_row(fresh, tmp_path):
+    """What a daemon has not answered yet may not be answered by the next one either."""
+    kv = restartable(fresh, size="512M")
+
+    def restarts():
+        for _ in range(12 if LONG else 2):
+            for _ in range(4):  # at five the mount ends
+                kill(kv)
+                time.sleep(0.2)
+            time.sleep(1.2)
+
+    assert not restarts_at_work(kv, restarts, tmp_path / "stop")
