@@ -383,7 +383,7 @@ static void test_direct__failed_reads_go_by_the_ring(void **state)
 static void test_direct__is_off_when_it_is_not_supported(void **state)
 {
 	struct file file;
-	unsigned calls;
+	unsigned before;
 
 	(void)state;
 	start_direct(3, 4, 0);
@@ -394,11 +394,11 @@ static void test_direct__is_off_when_it_is_not_supported(void **state)
 	assert_staged(&file);
 	assert_int_equal(file.job.counts.direct, 0);
 	assert_told("drives are not read past the CPU any more: that is why");
-	calls = drives.calls;
-	assert_true(calls <= 16);
+	before = drives.calls;
+	assert_true(before <= 16);
 	assert_int_equal(stage(&file), 0);
 	assert_staged(&file);
-	assert_int_equal(drives.calls, calls);
+	assert_int_equal(drives.calls, before);
 	assert_string_equal(news(), "");
 	file_done(&file);
 }
@@ -585,6 +585,13 @@ static void hang(bool yes)
 	(void)pthread_cond_broadcast(&drives.more);
 }
 
+static unsigned calls(void)
+{
+	KV_LOCKED(&drives.lock);
+
+	return drives.calls;
+}
+
 /* Until COUNT threads wait in a read. */
 static void wait_for_waiting(unsigned count)
 {
@@ -626,7 +633,7 @@ static void test_direct__sets_aside_what_a_drive_may_still_write_to(void **state
 	file_init(&other, 20 * MIB, 3);
 	hang(true);
 	kvg_stager_submit(stager, &file.job);
-	while (drives.calls < 4)
+	while (calls() < 4)
 		(void)kvg_stager_step(stager);
 	wait_for_waiting(4);
 	assert_null(kvg_stager_reap(stager));
@@ -666,7 +673,7 @@ static void test_direct__may_end_before_it_is_reaped(void **state)
 	file_init(&file, 20 * MIB, 1);
 	hang(true);
 	kvg_stager_submit(stager, &file.job);
-	while (drives.calls < 1)
+	while (calls() < 1)
 		(void)kvg_stager_step(stager);
 	wait_for_waiting(1);
 	sim.now_us += 6e6;
