@@ -181,6 +181,12 @@ const struct kv_io_ops *kv_devices_ops(const struct kv_devices *devices);
  */
 bool kv_devices_watch(
 	struct kv_devices *devices, int64_t now_ms, uint64_t slow_ms, uint64_t hung_ms);
+/*
+ * What is under way is reckoned from NOW_MS, as if it had begun then: nobody has looked for long,
+ * and then nobody may have taken the answers either (a machine that stood still, or starves us). By
+ * the thread that watches.
+ */
+void kv_devices_excuse(struct kv_devices *devices, int64_t now_ms);
 /* Bit N: device N is slow (hung ones are slow, too), or hung. */
 uint64_t kv_devices_slow(const struct kv_devices *devices);
 uint64_t kv_devices_hung(const struct kv_devices *devices);

@@ -65,6 +65,7 @@ struct kv_devices {
 	_Atomic uint64_t slow;       /* bit N: device N; so for the next */
 	_Atomic uint64_t hung;
 	_Atomic bool closing;
+	int64_t excused_ms; /* the watch's: what began before that counts from then */
 	pthread_mutex_t rings_lock;
 	struct kv_ring_list rings;
 	struct kv_device device[];

@@ -46,6 +46,11 @@ static void log_change(struct kv_devices *devices, uint64_t before, uint64_t aft
 	}
 }
 
+void kv_devices_excuse(struct kv_devices *devices, int64_t now_ms)
+{
+	devices->excused_ms = now_ms;
+}
+
 /*
  * Since when the device has been silent, by what is under way on it since OLDEST. One that answers
  * others meanwhile has a long queue; but what is as old as that is lost.
@@ -77,6 +82,8 @@ bool kv_devices_watch(
 
 		if (flush > 0 && (oldest[i] == 0 || flush < oldest[i]))
 			oldest[i] = flush;
+		if (oldest[i] != 0 && oldest[i] < devices->excused_ms)
+			oldest[i] = devices->excused_ms;
 		oldest[i] = silent_since(device, oldest[i], hung_ms);
 		atomic_store_explicit(&device->oldest_ms, oldest[i], memory_order_relaxed);
 		if (oldest[i] == 0 || oldest[i] > now_ms)

@@ -107,8 +107,10 @@ static void *watch_main(void *arg)
 {
 	struct kv_core *core = arg;
 	uint64_t timeout_ms = core->options.io_timeout_ms;
+	uint64_t slow_ms = kv_watch_slow_ms(core);
 	unsigned look_ms =
 		(unsigned)kv_min_u64(LOOK_MS_MAX, kv_max_u64(LOOK_MS_MIN, timeout_ms / LOOKS));
+	int64_t looked_ms = kv_monotonic_ms();
 
 	for (;;) {
 		{
@@ -119,8 +121,11 @@ static void *watch_main(void *arg)
 			if (core->watch.stop)
 				return NULL;
 		}
-		if (kv_devices_watch(
-			    core->devices, kv_monotonic_ms(), kv_watch_slow_ms(core), timeout_ms))
+		const int64_t now_ms = kv_monotonic_ms();
+		if ((uint64_t)(now_ms - looked_ms) >= look_ms + slow_ms)
+			kv_devices_excuse(core->devices, now_ms);
+		looked_ms = now_ms;
+		if (kv_devices_watch(core->devices, now_ms, slow_ms, timeout_ms))
 			wake_all(core);
 		KV_LOCKED(&core->watch.lock);
 		if (kv_devices_slow(core->devices) == 0 || core->watch.ending)

@@ -385,6 +385,47 @@ static void test_ring__submission_is_refused(void **state)
 	assert_int_equal(f->done, 80);
 }
 
+static int answers_nothing(void *context, struct kv_io_queue *queue, bool wait,
+	struct kv_io_completion *ret_completions, unsigned capacity)
+{
+	(void)context;
+	(void)queue;
+	(void)wait;
+	(void)ret_completions;
+	(void)capacity;
+	return 0;
+}
+
+/* A transfer without an answer makes its device slow, then hung; what is excused counts anew. */
+static void test_ring__excused_transfers_count_anew(void **state)
+{
+	struct fixture *f = *state;
+	struct unit_capture capture;
+
+	f->disks->ops.reap = answers_nothing;
+	kv_ring_begin(f->ring, NULL, NULL);
+	kv_ring_add(f->ring, one_block(f, 1, KV_IO_WRITE), 1);
+	kv_ring_submit(f->ring);
+	unit_capture_begin(&capture);
+	const int64_t begun = kv_monotonic_ms();
+	assert_false(kv_devices_watch(f->devices, begun, 1000000, 4000000));
+	assert_true(kv_devices_watch(f->devices, begun + 1000000, 1000000, 4000000));
+	assert_int_equal(kv_devices_slow(f->devices), 2);
+	kv_devices_excuse(f->devices, begun + 9000000);
+	assert_true(kv_devices_watch(f->devices, begun + 9000000, 1000000, 4000000));
+	assert_int_equal(kv_devices_slow(f->devices), 0);
+	assert_false(kv_devices_watch(f->devices, begun + 9999999, 1000000, 4000000));
+	assert_true(kv_devices_watch(f->devices, begun + 10000000, 1000000, 4000000));
+	assert_int_equal(kv_devices_hung(f->devices), 0);
+	assert_true(kv_devices_watch(f->devices, begun + 13000000, 1000000, 4000000));
+	assert_int_equal(kv_devices_hung(f->devices), 2);
+	f->disks->ops.reap = memory_reap;
+	assert_int_equal(kv_ring_end(f->ring), 0);
+	assert_true(kv_devices_watch(f->devices, begun + 13000001, 1000000, 4000000));
+	assert_int_equal(kv_devices_hung(f->devices), 0);
+	free(unit_capture_end(&capture));
+}
+
 /* Writes make a device unflushed, reads do not, and a flush ends it. */
 static void test_ring__writes_want_a_flush(void **state)
 {
@@ -633,6 +674,7 @@ int main(void)
 		MEMORY(test_ring__reports_failed_devices),
 		MEMORY(test_ring__full_is_not_failed),
 		MEMORY(test_ring__submission_is_refused),
+		MEMORY(test_ring__excused_transfers_count_anew),
 		MEMORY(test_ring__writes_want_a_flush),
 		MEMORY(test_ring__lends_buffers),
 		REAL(test_ring__real_files_match_a_model),
