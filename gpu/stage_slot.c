@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <linux/mman.h>
 #include <sys/mman.h>
 
 #include "fs/kvfs_ioctl.h"
@@ -525,22 +526,40 @@ uint64_t kvg_slots_lowest(const struct kvg_stager *stager, const struct kvg_job 
 
 /* ---- Life ---- */
 
+/* NULL with errno. Its pages are there now, not inside the first copies. */
+static void *ring_map(size_t size, int node, int flags)
+{
+	void *ring = mmap(
+		NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+
+	if (ring == MAP_FAILED)
+		return NULL;
+	kvg_numa_bind(ring, size, node);
+	(void)madvise(ring, size, MADV_HUGEPAGE);
+	(void)madvise(ring, size, MADV_DONTFORK);
+	if (madvise(ring, size, MADV_POPULATE_WRITE) == 0)
+		return ring;
+	/* Linux before 5.14; but writing where the node has no reserved page would be a SIGBUS. */
+	if (errno == EINVAL && flags == 0)
+		return memset(ring, 0, size);
+	int error = errno;
+	(void)munmap(ring, size);
+	errno = error;
+	return NULL;
+}
+
 static int ring_new(struct kvg_stager *stager, size_t size)
 {
 	struct kvg_device_info info;
 	int r;
 
 	stager->backend->ops->info(stager->backend, &info);
-	stager->ring = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (stager->ring == MAP_FAILED) {
-		stager->ring = NULL;
+	/* Of the huge pages that the operator has set aside, or transparent ones. */
+	stager->ring = ring_map(size, info.numa_node, MAP_HUGETLB | MAP_HUGE_2MB);
+	if (!stager->ring)
+		stager->ring = ring_map(size, info.numa_node, 0);
+	if (!stager->ring)
 		return -errno;
-	}
-	kvg_numa_bind(stager->ring, size, info.numa_node);
-	(void)madvise(stager->ring, size, MADV_HUGEPAGE);
-	(void)madvise(stager->ring, size, MADV_DONTFORK);
-	/* Now, not inside the first copies. */
-	memset(stager->ring, 0, size);
 	r = stager->backend->ops->host_register(stager->backend, stager->ring, size, 0);
 	stager->ring_registered = r == 0;
 	return r;
