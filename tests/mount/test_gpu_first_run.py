@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from kvmount import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("KVFS_BUILD", ROOT / "build")).resolve()
@@ -61,6 +62,30 @@ def test_without_a_device(tmp_path):
     assert numbers["peak.to_device"] > 0
     assert "share.readers: all 3 see the same bytes" in output
     assert "share.store_by_reader: kills the process" in output
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ("host", "cuda", "cufile"))
+def test_the_bench_of_a_mount(backend):
+    """tools/bench/gpu fills its table, says what was behind it, and leaves nothing."""
+    if missing():
+        pytest.skip(missing())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as devices, \
+            tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        result = subprocess.run(
+            [ROOT / "tools/bench/gpu", "--quick", "--backend", backend, "--build", BUILD,
+             "--largest", "128", "--dir", folder],
+            capture_output=True, text=True, check=False, timeout=500,
+            env={**os.environ, "LD_LIBRARY_PATH": str(FAKE), "FAKECU_DIR": devices,
+                 "FAKECU_MEMORY": str(2 << 30)})
+        assert os.listdir(folder) == []
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "NO REAL DEVICE" in result.stdout
+    rows = re.findall(r"^([a-h])  ", result.stdout, re.MULTILINE)
+    cold = "e" if backend == "cufile" else "de"
+    assert "".join(rows) == "a" + "bbbb" + "c" + cold + "fgh", result.stdout
+    assert ("e  cold, cuFile, drives to device" in result.stdout) == (backend == "cufile")
+    assert ("; 100% past the CPU" in result.stdout) == (backend == "cufile")
 
 
 def test_a_failure_is_told(tmp_path):
