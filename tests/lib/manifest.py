@@ -46,7 +46,12 @@ def content(seed):
 def store(root, manifest, worker, seed):
     """Stores without end: new names by temporary file and rename, others in place, some synced."""
     choice = random.Random(seed)
-    os.chdir(root)  # not by path: the mount goes with its daemon, and the path leads below it
+    try:
+        os.chdir(root)  # not by path: the mount goes with its daemon, and the path leads below it
+    except OSError:
+        return  # the daemon is gone already
+    if not os.path.ismount("."):
+        return  # and the mount is, too
     root = Path()
     while True:
         seed += 1
