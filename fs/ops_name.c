@@ -205,12 +205,50 @@ static void op_readlink(fuse_req_t req, fuse_ino_t id)
 	kv_reply_check(daemon, fuse_reply_readlink(req, target));
 }
 
+/* What is published of INO becomes durable. */
+static int sync_file(struct kv_daemon *daemon, uint64_t ino)
+{
+	struct kv_version *version;
+	struct kv_file *file;
+	int r = kv_file_get(daemon->core, ino, &file);
+
+	if (r < 0)
+		return r;
+	r = kv_file_current(file, &version);
+	if (r == 0) {
+		r = kv_version_sync(version);
+		kv_version_unref(version);
+	}
+	kv_file_put(file);
+	return r;
+}
+
+/*
+ * A file that has older content in the index takes its newest along to another name. Else a crash
+ * might leave there what it was before: an older content than the name ever had, or another's. A
+ * file that was never in the index (HELD) gets there with its first content.
+ */
+static int sync_rewritten(struct kv_daemon *daemon, const struct kv_inode *inode)
+{
+	int r;
+
+	if (!S_ISREG(inode->mode) || inode->flags & KV_INODE_HELD)
+		return 0;
+	r = sync_file(daemon, inode->ino);
+	return r == -ENOENT ? 0 : r; /* quarantined: it has no content to take along */
+}
+
 /* NODE gets another name. */
 static int link_once(struct kv_daemon *daemon, const struct kv_node *node,
 	const struct kv_node *parent, const char *name, struct kv_inode *ret_inode)
 {
-	if (kv_request_was_done(daemon))
-		return kv_index_get(daemon->index, node->ino, ret_inode);
+	int r = kv_index_get(daemon->index, node->ino, ret_inode);
+
+	if (r < 0 || kv_request_was_done(daemon))
+		return r;
+	r = sync_rewritten(daemon, ret_inode);
+	if (r < 0)
+		return r;
 	kv_request_counts();
 	return kv_index_link(daemon->index, node->ino, parent->ino, name, strlen(name),
 		kv_core_now_ns(daemon->core), ret_inode);
@@ -278,8 +316,6 @@ static int publish_name(
 	fuse_req_t req, uint64_t parent, const char *name, bool durable, struct kv_inode *ret_inode)
 {
 	struct kv_daemon *daemon = kv_daemon_of(req);
-	struct kv_version *version;
-	struct kv_file *file;
 	int r;
 
 	*ret_inode = (struct kv_inode){0};
@@ -287,18 +323,9 @@ static int publish_name(
 	if (r < 0 || !S_ISREG(ret_inode->mode))
 		return r == -ENOENT ? 0 : r;
 	r = kv_node_publish_for_rename(daemon, ret_inode->ino, fuse_req_ctx(req)->pid);
-	if (r < 0 || !durable || !(ret_inode->flags & KV_INODE_HELD))
-		return r;
-	r = kv_file_get(daemon->core, ret_inode->ino, &file);
 	if (r < 0)
 		return r;
-	r = kv_file_current(file, &version);
-	if (r == 0) {
-		r = kv_version_sync(version);
-		kv_version_unref(version);
-	}
-	kv_file_put(file);
-	return r;
+	return durable ? sync_file(daemon, ret_inode->ino) : sync_rewritten(daemon, ret_inode);
 }
 
 /* Takes the name that is to be replaced from a file that nobody but its writer has seen. */
@@ -348,6 +375,8 @@ static int rename_published(fuse_req_t req, const struct kv_rename *rename,
 	struct kv_inode source, target;
 	int r = publish_name(req, rename->parent, rename->name, false, &source);
 
+	if ((r == 0 || r == -EBUSY) && rename->flags & RENAME_EXCHANGE)
+		r = publish_name(req, rename->new_parent, rename->new_name, false, &target);
 	/* Another process's unpublished file changes its name only. */
 	if (r == -EBUSY)
 		r = 0;

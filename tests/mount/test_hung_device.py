@@ -9,10 +9,11 @@ import os
 import subprocess
 import time
 
-from data import MIB, blob, get, put
+import pytest
+from data import MIB, blob, get, put, put_synced, sync
 from kvmount import mount_device
 from procs import eventually, run
-from syscalls import fails
+from syscalls import RENAME_EXCHANGE, fails, rename2
 
 TIMEOUT = "2s"
 
@@ -124,3 +125,36 @@ def test_many_callers(drive, fresh):
     eventually(lambda: state(kv, 0) == "ok", what="the device's answer")
     for path, number in hung.items():
         assert get(path) == blob(number, 100_000)
+
+
+def rename_or_link(call, one, other):
+    """ONE's content comes under the name OTHER."""
+    if call == "exchange":
+        rename2(other, one, RENAME_EXCHANGE)
+    else:
+        (os.rename if call == "rename" else os.link)(one, other)
+
+
+@pytest.mark.parametrize("call", ("rename", "exchange", "link"))
+def test_p1_a_rewritten_file_takes_its_new_content_to_another_name(drive, fresh, call):
+    """Not what it had before: a synced name would be back at something older, or at another's."""
+    kv = hung_mount(fresh, drive)
+    one, other = kv.mnt / "one", kv.mnt / "other"
+    put_synced(one, b"before")
+    if call != "link":
+        put_synced(other, b"synced")
+    drive.hang()
+    put(one, b"after")
+    fails(errno.EIO, rename_or_link, call, one, other)
+    kv.kill()
+    drive.answer()
+    kv.mount()
+    assert get(one) == b"before"
+    assert os.path.exists(other) == (call != "link")
+    assert call == "link" or get(other) == b"synced"
+    put(one, b"after")
+    rename_or_link(call, one, other)
+    sync(other)
+    kv.kill()
+    kv.mount()
+    assert get(other) == b"after"
