@@ -353,7 +353,11 @@ static void run_chain(struct run *run, uint64_t seed, bool quick)
 	umount_store(run);
 	sim_image_init(&start);
 	sim_save(run->sim, &start);
-	for (run->life = 0; run->life < LIVES && run->points < run->wanted; run->life++)
+	/* A broken store that was found out is not lived on in: the model does not know what is
+	 * there. */
+	for (run->life = 0;
+		run->life < LIVES && run->points < run->wanted && !(BROKEN && run->failed);
+		run->life++)
 		run_life(run, sim_random(&chance), &start, quick);
 	sim_image_free_blocks(&start);
 	sim_image_done(&start);
