@@ -176,6 +176,10 @@ struct kv_seen {
 	uint64_t sequence;
 };
 
+/* What the index says of INO now; SEEN, of this inode or NULL, spares asking it. */
+int kv_core_look(
+	struct kv_core *core, uint64_t ino, const struct kv_seen *seen, struct kv_inode *ret_inode);
+
 /*
  * The newest published version, with a reference; loaded from the index if need be.
  * -ENOENT: nothing was published yet, or the file is quarantined, or it is gone. *ret_version only

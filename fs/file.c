@@ -199,13 +199,11 @@ static bool install_current(struct kv_file *file, struct kv_version *loaded, uin
 	return false;
 }
 
-/* Newer than the caller's last look at FILE: who changes an inode changes the file after it. */
-static int look(struct kv_file *file, const struct kv_seen *seen, struct kv_inode *ret_inode)
+int kv_core_look(
+	struct kv_core *core, uint64_t ino, const struct kv_seen *seen, struct kv_inode *ret_inode)
 {
-	struct kv_index *index = file->core->index;
-
-	if (!seen || kv_index_sequence(index) != seen->sequence)
-		return kv_index_get(index, file->ino, ret_inode);
+	if (!seen || kv_index_sequence(core->index) != seen->sequence)
+		return kv_index_get(core->index, ino, ret_inode);
 	*ret_inode = *seen->inode;
 	return 0;
 }
@@ -235,7 +233,8 @@ int kv_file_current_seen(
 			}
 			generation = file->generation;
 		}
-		r = look(file, seen, &inode);
+		/* Newer than that look at FILE: who changes an inode changes the file after it. */
+		r = kv_core_look(file->core, file->ino, seen, &inode);
 		if (r < 0)
 			return r;
 		if (!S_ISREG(inode.mode))

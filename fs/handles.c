@@ -101,13 +101,12 @@ static int compare(const void *a, const void *b)
 	return one < other ? -1 : one > other;
 }
 
-int kv_handles_resume(struct kv_daemon *daemon)
+void kv_handles_resume(struct kv_daemon *daemon)
 {
 	kv_takeover_each_handle(daemon->takeover, resume_one, daemon);
 	if (daemon->old_handle_count > 0)
 		qsort(daemon->old_handles, daemon->old_handle_count, sizeof(*daemon->old_handles),
 			compare);
-	return 0;
 }
 
 void kv_handles_done(struct kv_daemon *daemon)

@@ -11,8 +11,9 @@
 /* HANDLE gets its number; from now on it outlives this process, with a takeover. */
 void kv_handles_note(struct kv_daemon *daemon, struct kv_handle *handle);
 
-/* After the nodes: makes the handles that the daemons before this one gave out. -ENOMEM. */
-int kv_handles_resume(struct kv_daemon *daemon);
+/* After the nodes: makes the handles that the daemons before this one gave out. Those for which
+ * there is no memory are lost. */
+void kv_handles_resume(struct kv_daemon *daemon);
 void kv_handles_done(struct kv_daemon *daemon);
 /* True if NUMBER is of a daemon before this one. */
 bool kv_handles_is_old(const struct kv_daemon *daemon, uint64_t number);

@@ -57,8 +57,6 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 {
 	struct kv_node *node = handle->node;
 
-	uint32_t place = handle->place;
-
 	kv_gpu_released(daemon->gpu, handle);
 	if (handle->version)
 		kv_version_close(handle->version);
@@ -73,7 +71,7 @@ static void handle_free(struct kv_daemon *daemon, struct kv_handle *handle)
 	}
 	kv_version_unref(handle->version);
 	if (daemon->takeover)
-		kv_takeover_remove_handle(daemon->takeover, place);
+		kv_takeover_remove_handle(daemon->takeover, handle->place);
 	handle_drop(handle);
 }
 

@@ -83,12 +83,8 @@ static int stat_node(struct kv_daemon *daemon, struct kv_node *node, const struc
 {
 	struct kv_version *version = NULL;
 	struct kv_inode inode;
-	int r = 0;
+	int r = kv_core_look(daemon->core, node->ino, seen, &inode);
 
-	if (seen && kv_index_sequence(daemon->index) == seen->sequence)
-		inode = *seen->inode;
-	else
-		r = kv_index_get(daemon->index, node->ino, &inode);
 	if (r < 0)
 		return r;
 	if (node->file) {

@@ -16,11 +16,6 @@ void kv_request_begin(uint64_t unique)
 	kv_index_for_request(0);
 }
 
-void kv_request_counts(void)
-{
-	kv_index_for_request(request_now & ~SENT_BEFORE);
-}
-
 uint64_t kv_request_number(void)
 {
 	return request_now & ~SENT_BEFORE;
@@ -31,8 +26,12 @@ bool kv_request_comes_again(void)
 	return request_now & SENT_BEFORE;
 }
 
+void kv_request_counts(void)
+{
+	kv_index_for_request(kv_request_number());
+}
+
 bool kv_request_was_done(struct kv_daemon *daemon)
 {
-	return request_now & SENT_BEFORE &&
-	       kv_index_was_done(daemon->index, request_now & ~SENT_BEFORE);
+	return kv_request_comes_again() && kv_index_was_done(daemon->index, kv_request_number());
 }

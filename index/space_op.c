@@ -43,18 +43,40 @@ static void op_note(
 	op->space.changes[op->space.count++] = (struct kv_space_change){*extent, kind};
 }
 
-int kv_space_op_use(struct kv_op *op, const struct kv_extent *extent)
+/* 1 if all of EXTENT was FROM, and is TO now; 0 if not. */
+static int op_turn(struct kv_op *op, const struct kv_extent *extent, enum kv_block_state from,
+	enum kv_block_state to, enum kv_space_change_kind kind)
 {
 	struct kv_space *space = op_space(op);
 	int r = op_make_room(op);
 
+	if (r < 0)
+		return r;
+	r = kv_space_is(space, &op->view, extent, from);
+	if (r == 1) {
+		kv_space_move(space, extent, from, to);
+		op_note(op, extent, kind);
+	}
+	return r;
+}
+
+/* The same for blocks that have lost their last reference. */
+static int op_free(struct kv_op *op, const struct kv_extent *extent)
+{
+	int r = op_turn(op, extent, KV_BLOCK_USED, KV_BLOCK_BUSY, KV_SPACE_DROP);
+
+	if (r == 1)
+		op->index->space->freed += extent->count;
+	return r;
+}
+
+int kv_space_op_use(struct kv_op *op, const struct kv_extent *extent)
+{
+	int r = op_turn(op, extent, KV_BLOCK_BUSY, KV_BLOCK_USED, KV_SPACE_USE);
+
 	if (r == 0)
-		r = kv_space_is(space, &op->view, extent, KV_BLOCK_BUSY);
-	if (r <= 0)
-		return r < 0 ? r : -EINVAL;
-	kv_space_move(space, extent, KV_BLOCK_BUSY, KV_BLOCK_USED);
-	op_note(op, extent, KV_SPACE_USE);
-	return 0;
+		return -EINVAL;
+	return r < 0 ? r : 0;
 }
 
 /* ---- References ---- */
@@ -124,26 +146,18 @@ int kv_space_op_share(struct kv_op *op, const struct kv_extent *extent)
 
 int kv_space_op_drop(struct kv_op *op, const struct kv_extent *extent)
 {
-	struct kv_space *space = op_space(op);
 	struct kv_key key = refcount_key(extent);
 	uint32_t count;
 	int r = refcount_get(op, extent, &count);
 
-	if (r == 0)
-		r = op_make_room(op);
 	if (r < 0)
 		return r;
 	if (count > 1)
 		return refcount_put(op, extent, count - 1);
-	r = kv_space_is(space, &op->view, extent, KV_BLOCK_USED);
+	r = op_free(op, extent);
 	if (r == 0) /* two maps name the blocks, or the bitmap lost them */
 		return kv_index_damaged(op->index, &key, "extent that is not in use");
-	if (r < 0)
-		return r;
-	kv_space_move(space, extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
-	space->freed += extent->count;
-	op_note(op, extent, KV_SPACE_DROP);
-	return 1;
+	return r;
 }
 
 /* ---- Again, after a restart: allocations have gone with the process ---- */
@@ -151,32 +165,19 @@ int kv_space_op_drop(struct kv_op *op, const struct kv_extent *extent)
 /* Fresh blocks become used. */
 static int op_claim(struct kv_op *op, const struct kv_extent *extent)
 {
-	struct kv_space *space = op_space(op);
-	int r = op_make_room(op);
+	int r = op_turn(op, extent, KV_BLOCK_FREE, KV_BLOCK_USED, KV_SPACE_CLAIM);
 
 	if (r == 0)
-		r = kv_space_is(space, &op->view, extent, KV_BLOCK_FREE);
-	if (r <= 0)
-		return r < 0 ? r : -EUCLEAN;
-	kv_space_move(space, extent, KV_BLOCK_FREE, KV_BLOCK_USED);
-	op_note(op, extent, KV_SPACE_CLAIM);
-	return 0;
+		return -EUCLEAN;
+	return r < 0 ? r : 0;
 }
 
 /* References are records, which come by themselves. */
 static int op_give_up(struct kv_op *op, const struct kv_extent *extent)
 {
-	struct kv_space *space = op_space(op);
-	int r = op_make_room(op);
+	int r = op_free(op, extent);
 
-	if (r == 0)
-		r = kv_space_is(space, &op->view, extent, KV_BLOCK_USED);
-	if (r <= 0)
-		return r < 0 ? r : -EUCLEAN;
-	kv_space_move(space, extent, KV_BLOCK_USED, KV_BLOCK_BUSY);
-	space->freed += extent->count;
-	op_note(op, extent, KV_SPACE_DROP);
-	return 1;
+	return r == 0 ? -EUCLEAN : r;
 }
 
 /* Blocks that an operation before this one has freed, or one that is durable by now. */
